@@ -15,17 +15,20 @@ from kvbraid.cache.chunk import rules_of
 from kvbraid.hashing import ExtraKeys
 from kvbraid.loads import LoadTiers
 from kvbraid.recovery import Run
+from kvbraid.recovery.ledger.counts import PromptCounts
 from kvbraid.recovery.ledger.ledgers import Ledgers
 from kvbraid.recovery.ledger.live import LiveRun
 from kvbraid.recovery.ledger.loading import Tables
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.step import Output, Scheduled, Step
+from kvbraid.spec import GroupSpec
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request(LiveRun):
     """One request that has not ended, and its present run; in tokens.
 
+    `run` tells runs of a request apart, and what was computed before and after a rewind.
     `in_flight` has the parts of steps whose output still counts, by step.
     """
 
@@ -34,9 +37,23 @@ class Request(LiveRun):
     extra: ExtraKeys
     max_tokens: int
     stop_tokens: Collection[int]
+    counts: PromptCounts
+    run: int = 0
+    num_computed: int = 0
     outputs: list[int] = field(default_factory=list)
     in_flight: dict[int, Scheduled] = field(default_factory=dict)
     junction: int = 0
+
+    def begin(self, num_known: int, num_local: int, num_loaded: int) -> None:
+        """Begin a run: a hit, and what a load brings after it."""
+        LiveRun.begin(self, num_known, num_local, num_loaded)
+        self.num_computed = num_local + num_loaded
+        self.counts.started(num_local, num_loaded)
+
+    def rewind(self, groups: Sequence[GroupSpec], num_known: int, num_tokens: int) -> None:
+        """Go back in place; nothing is awaited any more."""
+        LiveRun.rewind(self, groups, num_known, num_tokens)
+        self.num_computed, self.run, self.is_loading = num_tokens, self.run + 1, False
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +104,12 @@ class RequestTable:
 
     def run_of(self, request: Request) -> Run:
         """Return a request's run as it is decided on."""
-        return request.as_run(request.number, request.num_tokens, request.num_in_flight)
+        computed, prompt = request.num_computed, request.counts.num_prompt_tokens
+        if request.is_loading:  # The last token is computed, even if it is loaded, too.
+            computed = min(computed, request.num_tokens - 1)
+        return request.as_run(
+            request.number, request.num_tokens, prompt, computed, request.num_in_flight
+        )
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks; it starts again later. Outputs of its steps still count."""

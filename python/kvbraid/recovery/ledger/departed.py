@@ -112,6 +112,11 @@ class Departed:
         return bool(self._num_loads or self._ended)
 
     @property
+    def has_loads(self) -> bool:
+        """Whether a load has begun: before, nothing was read that may be garbage."""
+        return self._num_loads > 0
+
+    @property
     def now(self) -> Moment:
         """This moment. What a run reads from now on until it gives it back is read since now."""
         return Moment(self._contents.now, self._num_loads)

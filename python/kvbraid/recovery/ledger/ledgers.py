@@ -17,13 +17,14 @@ from kvbraid.loads import Failures, Load, LoadReport, Offer, Quarantine, Tiers
 from kvbraid.recovery.decision.decide import decide
 from kvbraid.recovery.decision.plan import Action, RecoveryPlan
 from kvbraid.recovery.decision.policy import Cooldowns, Policy, RetryBudget
-from kvbraid.recovery.decision.run import GivenBack, Run
+from kvbraid.recovery.decision.run import Run
 from kvbraid.recovery.decision.snapshot import snapshot_of
 from kvbraid.recovery.document.document import State
-from kvbraid.recovery.ledger.departed import Departed, Meant
+from kvbraid.recovery.ledger.departed import Meant
 from kvbraid.recovery.ledger.live import LiveRun
-from kvbraid.recovery.ledger.loading import Tables, read_by_copies, targets_of
+from kvbraid.recovery.ledger.loading import Tables, targets_of
 from kvbraid.recovery.ledger.owners import Ownership
+from kvbraid.recovery.ledger.runs import Runs
 from kvbraid.recovery.ledger.transfers import Transfers
 
 
@@ -69,7 +70,7 @@ class Applied(NamedTuple):
     tables: Mapping[int, Tables]
 
 
-class Ledgers:
+class Ledgers(Runs):
     """The ledgers of one cache, and its tiers.
 
     Attributes:
@@ -86,15 +87,13 @@ class Ledgers:
         options: RecoveryOptions,
         dump: Callable[[State], object] | None = None,
     ) -> None:
-        self._cache: Final = cache
+        super().__init__(cache, options.late_steps)
         self._tiers: Final = tiers
         self._options: Final = options
         self._dump: Final = dump
         self.transfers: Final = Transfers(options.num_ranks)
         self.quarantine: Final = Quarantine()
-        sizes = [group.block_size for group in cache.config.topology.groups]
-        self.departed: Final = Departed(cache.config.num_blocks, sizes, options.late_steps)
-        self.owners: Final = Ownership(sizes)
+        self.owners: Final = Ownership([group.block_size for group in self._groups])
         retries = options.retries if options.policy is Policy.RETRY else 0
         self.retries: Final = RetryBudget(retries=retries, deadline=options.deadline_steps)
         self.cooldowns: Final = Cooldowns(
@@ -114,25 +113,6 @@ class Ledgers:
             self.departed.hand_out(done.block_ids)
         return bool(done.num_fit)
 
-    def note_hit(self, request: int, run: LiveRun) -> None:
-        """Note the blocks of a hit that a run may give back: they may turn out to be garbage.
-
-        The run has just got its first blocks.
-        """
-        self.departed.start(request, run.num_computed)
-        groups = self._cache.config.topology.groups
-        may_be_garbage = self.transfers.num_begun > 0
-        if may_be_garbage and not all(group.kind.is_full for group in groups):
-            hit = targets_of(groups, self._cache.blocks(request), 0, run.num_local)
-            run.since = self.departed.now
-            run.passing += [t for t in hit if not groups[t.group].kind.is_full]
-            self._note_found([GivenBack(*target) for target in run.passing])
-
-    def _note_found(self, blocks: Sequence[GivenBack]) -> None:
-        if self.departed.is_open:
-            infos = self._cache.pool.describe([block.block_id for block in blocks])
-            self.departed.found(blocks, [info.author for info in infos])
-
     def refuse(self, offer: Offer, now: int) -> None:
         """Count an offer that no request can use, as a failure of its tier."""
         self.num_refused_offers += 1
@@ -140,33 +120,11 @@ class Ledgers:
 
     def begin(self, request: int, run: LiveRun, offer: Offer) -> Load:
         """Begin a load into the blocks that a run has just got for it."""
-        groups, tables = self._cache.config.topology.groups, self._cache.blocks(request)
-        targets = [*targets_of(groups, tables, run.num_local, run.num_computed)]
+        end = run.num_local + run.num_loaded
+        targets = targets_of(self._groups, self._cache.blocks(request), run.num_local, end)
         load = self.transfers.begin(request, run.num_local, offer, targets)
-        self.departed.begin(load.number)
-        self.departed.hand_out([target.block_id for target in targets])
-        run.load, run.is_loading, run.since = load, offer.is_async, self.departed.now
-        run.passing += [t for t in targets if not groups[t.group].kind.is_full]
+        self.note_load(run, load)
         return load
-
-    def follow(self, request: int, run: LiveRun) -> None:
-        """Note which blocks of its hit and its load a run has given back in an allocation."""
-        if run.passing:
-            gone = run.give_back(self._cache.blocks(request))
-            load = run.load
-            filled = {t[:2]: load.number for t in load.targets} if gone and load else {}
-            self.departed.give_back(request, gone, run.since, filled)
-
-    def rewind(self, request: int, run: LiveRun, num_known: int, num_tokens: int) -> None:
-        """Note that a run goes back in place."""
-        run.rewind(self._cache.config.topology.groups, num_known, num_tokens)
-        self.departed.rewind(request, num_tokens)
-
-    def catch_up(self, running: Mapping[int, LiveRun]) -> None:
-        """Number anew what all runs that go on, and those that have ended, have read."""
-        for request, run in running.items():
-            self.follow(request, run)
-        self.departed.catch_up()
 
     def processed(self, step: int, running: Mapping[int, LiveRun]) -> None:
         """Note that a step was processed."""
@@ -181,17 +139,8 @@ class Ledgers:
         gave it back.
         """
         work, writers = self._cache.take_work(caller_frees=caller_frees), self.transfers.writers
-        self._note_copies(work.copies)
+        self.note_copies(work.copies)
         return work._replace(blocks_to_zero=[b for b in work.blocks_to_zero if b not in writers])
-
-    def _note_copies(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Note that runs have read what their own blocks are copied from: a hit inside a block."""
-        if copies and self.departed.is_watching:
-            since = self.departed.now
-            self.departed.hand_out([destination for _, destination in copies])
-            for request, read in read_by_copies(self._cache.tables, copies):
-                self.departed.give_back(request, [read], since)
-                self._note_found([read])
 
     # Ranks report.
 
@@ -222,9 +171,8 @@ class Ledgers:
         wait for blocks of others: whoever does is preempted before.
         """
         self.catch_up(running)
-        past, writers = self.departed.past(), self.transfers.writers
-        here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in runs]
-        runs = [*here, *past.ended]
+        runs, past = self.with_past(runs)
+        writers = self.transfers.writers
         failures = _without_hits(runs, failures)
         if self._dump is not None:
             state = State(
@@ -247,7 +195,7 @@ class Ledgers:
         )
         had = {
             run.request: _without(self._cache.blocks(run.request), plan.tainted)
-            for run in here
+            for run in runs
             if run.request in plan.requests and not run.has_ended
         }
         hold = [block for block in plan.recovery.hold if block not in self.quarantine.blocks]

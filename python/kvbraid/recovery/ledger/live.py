@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from kvbraid.ids import BlockId
 from kvbraid.loads import Load, Target
 from kvbraid.recovery.decision.run import GivenBack, Run
-from kvbraid.recovery.ledger.counts import PromptCounts
 from kvbraid.recovery.ledger.open_loads import BEGINNING, Moment
 from kvbraid.spec import GroupSpec
 
@@ -15,18 +14,14 @@ from kvbraid.spec import GroupSpec
 class LiveRun:
     """The present run of a request: see `Run`. Without blocks, all that it says is old.
 
-    `run` tells runs of a request apart, and what was computed before and after a rewind. `passing`
-    are the blocks of its hit and its load that groups may give back before the run ends, and that
-    are still in its tables, `since` when. `is_loading`: nothing is computed before the load has
-    ended.
+    Its engine knows how much is computed. `passing` are the blocks of its hit and its load that
+    groups may give back before the run ends, and that are still in its tables, `since` when.
+    `is_loading`: nothing is computed before the load has ended.
     """
 
-    counts: PromptCounts
-    run: int = 0
     num_known: int = 0
     num_local: int = 0
     num_loaded: int = 0
-    num_computed: int = 0
     load: Load | None = None
     is_loading: bool = False
     delays_commit: bool = False
@@ -36,19 +31,17 @@ class LiveRun:
     def begin(self, num_known: int, num_local: int, num_loaded: int) -> None:
         """Begin a run: a hit, and what a load brings after it."""
         self.num_known, self.num_local, self.num_loaded = num_known, num_local, num_loaded
-        self.num_computed = num_local + num_loaded
         self.load, self.is_loading, self.delays_commit, self.passing = None, False, False, []
-        self.counts.started(num_local, num_loaded)
 
     def rewind(self, groups: Sequence[GroupSpec], num_known: int, num_tokens: int) -> None:
         """Go back in place: what comes after is computed, and no longer a hit or loaded.
 
         What is known by now was not sampled from what is lost.
         """
-        self.num_known, self.num_computed, self.run = num_known, num_tokens, self.run + 1
+        self.num_known = num_known
         self.num_local = min(self.num_local, num_tokens)
         self.num_loaded = min(self.num_loaded, num_tokens - self.num_local)
-        self.is_loading = self.delays_commit = False
+        self.delays_commit = False
         sizes = [group.block_size for group in groups]
         self.passing = [t for t in self.passing if t.position * sizes[t.group] < num_tokens]
 
@@ -58,19 +51,23 @@ class LiveRun:
         self.passing = [t for t in self.passing if t not in gone] if gone else self.passing
         return [GivenBack(*target) for target in gone]
 
-    def as_run(self, request: int, num_tokens: int, num_in_flight: int) -> Run:
+    def as_run(
+        self,
+        request: int,
+        num_tokens: int,
+        num_prompt_tokens: int,
+        num_computed: int,
+        num_in_flight: int,
+    ) -> Run:
         """Return the run as it is decided on."""
-        computed = self.num_computed
-        if self.is_loading:  # The last token is computed, even if it is loaded, too.
-            computed = min(computed, num_tokens - 1)
         return Run(
             request=request,
             num_tokens=num_tokens,
-            num_prompt_tokens=self.counts.num_prompt_tokens,
+            num_prompt_tokens=num_prompt_tokens,
             num_known_tokens=self.num_known,
             num_local_tokens=self.num_local,
             num_loaded_tokens=self.num_loaded,
-            num_processed_tokens=computed - num_in_flight,
-            num_computed_tokens=computed,
+            num_processed_tokens=num_computed - num_in_flight,
+            num_computed_tokens=num_computed,
             delays_commit=self.delays_commit,
         )

@@ -23,10 +23,10 @@ from kvbraid.integrations.vllm.recovery.asking import Asking
 from kvbraid.integrations.vllm.recovery.counts import RecoveryCounts
 from kvbraid.integrations.vllm.recovery.options import recovery_options
 from kvbraid.integrations.vllm.recovery.reports import Reports
-from kvbraid.integrations.vllm.recovery.runs import Alive, Runs
+from kvbraid.integrations.vllm.recovery.request_runs import RequestRun, RequestRuns
 from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
-from kvbraid.loads import Failures, GroupBlock
-from kvbraid.recovery import Action, GivenBack, Policy, RecoveryPlan, decide
+from kvbraid.loads import Failures, GroupBlock, Target
+from kvbraid.recovery import Action, Policy, RecoveryPlan, decide
 from kvbraid.recovery.ledger.counts import PromptCounts
 from kvbraid.recovery.ledger.loading import can_compute, useful_end
 from kvbraid.recovery.ledger.owners import HandedOn, Ownership
@@ -84,11 +84,11 @@ class RecoveryFromFailedLoads:
         self._state_interval = options.state_interval_tokens
         self._manager = manager
         self._cache = manager.cache
-        self._runs = manager.runs = Runs(manager.cache, options.late_report_steps)
+        self._runs = manager.runs = RequestRuns(manager.cache, options.late_report_steps)
         self._scheduler = scheduler
         self._reports = Reports(self._runs)
         self._ownership = Ownership([g.block_size for g in self._cache.config.topology.groups])
-        self._held: dict[str, list[GivenBack]] = {}
+        self._held: dict[str, list[Target]] = {}
         self._prompts: dict[str, PromptCounts] = {}
         self._unproved: set[str] = (
             set()
@@ -98,22 +98,22 @@ class RecoveryFromFailedLoads:
 
     # Requests come and go.
 
-    def _started(self, alive: Alive) -> None:
-        request = alive.request
+    def _started(self, run: RequestRun) -> None:
+        request = run.request
         counts = self._prompts.get(request.request_id)
         if counts is None:
             counts = PromptCounts(max(request.num_prompt_tokens, 1))
             self._prompts[request.request_id] = counts
-        counts.started(alive.num_local_tokens, alive.num_loaded_tokens)
+        counts.started(run.num_local, run.num_loaded)
         _correct(request, counts)
-        if alive.num_loaded_tokens:
+        if run.num_loaded:
             self._unproved.add(request.request_id)
 
     def arrived(self, request: Request) -> None:
         """Note that a load has ended well, and that its blocks are findable."""
-        alive = self._runs.find(request.request_id)
-        if alive is not None:
-            alive.delays_commit = False
+        run = self._runs.find(request.request_id)
+        if run is not None:
+            run.delays_commit = False
 
     def useful_end(self, num_tokens: int) -> int:
         """Return where a load of a whole prompt ends.
@@ -134,31 +134,31 @@ class RecoveryFromFailedLoads:
 
     def can_compute_last_token(self, request: Request) -> bool:
         """Return whether a request can compute its last token over the blocks that it has."""
-        alive = self._runs.find(request.request_id)
-        assert alive is not None
-        tables = self._cache.blocks(alive.number)
+        run = self._runs.find(request.request_id)
+        assert run is not None
+        tables = self._cache.blocks(run.number)
         return can_compute(self._cache.config.topology.groups, tables, request.num_tokens - 1)
 
     def leaves(self, request: Request, *, ends: bool) -> None:
         """Note that a request is about to give its blocks back: it `ends`, or it is preempted."""
         request_id = request.request_id
-        alive = self._runs.find(request_id)
+        run = self._runs.find(request_id)
         self._reports.forget(request_id)
-        if alive is not None:
-            if alive.is_unused:
-                self.counts.waste(alive.num_loaded_tokens)
-            self._prompts[request_id].computed(max(alive.num_processed_tokens, 0))
+        if run is not None:
+            if run.is_unused:
+                self.counts.waste(run.num_loaded)
+            self._prompts[request_id].computed(max(run.num_processed, 0))
             self._runs.end(request_id)
             self._unproved.discard(request_id)
-            self._start_heirs_over(self._ownership.leaves(alive.number))
+            self._start_heirs_over(self._ownership.leaves(run.number))
         if ends:
             self._prompts.pop(request_id, None)
             self.asking.forget(request_id)
 
     def is_waiting(self, request: Request) -> bool:
         """Return whether a request must not be scheduled: another one writes a block of it."""
-        alive = self._runs.find(request.request_id)
-        return alive is not None and self._ownership.is_waiting(alive.number)
+        run = self._runs.find(request.request_id)
+        return run is not None and self._ownership.is_waiting(run.number)
 
     # A step has ended.
 
@@ -183,16 +183,16 @@ class RecoveryFromFailedLoads:
             self._unproved.remove(request_id)
             self.asking.load_succeeded()
         if self._ownership.blocks:
-            for alive in self._runs.alive():
-                self._ownership.processed(alive.number, alive.num_processed_tokens)
+            for run in self._runs.live():
+                self._ownership.processed(run.number, run.num_processed)
 
     def _recover(self, failures: Failures) -> None:
-        by_number = {alive.number: alive for alive in self._runs.alive()}
+        by_number = {run.number: run for run in self._runs.live()}
         loading = {
-            each.block_id: (alive.request.request_id, each)
-            for alive in by_number.values()
-            if alive.is_loading
-            for each in self._runs.loaded(alive)
+            each.block_id: (run.request.request_id, each)
+            for run in by_number.values()
+            if run.is_loading
+            for each in self._runs.loaded(run)
         }
         runs, past = self._runs.past()
         decided = decide(
@@ -230,7 +230,7 @@ class RecoveryFromFailedLoads:
         _log(plan, self.policy)
 
     def _ending(
-        self, plan: RecoveryPlan, by_number: Mapping[int, Alive], told: Collection[str]
+        self, plan: RecoveryPlan, by_number: Mapping[int, RequestRun], told: Collection[str]
     ) -> RecoveryPlan:
         """Let those end that were told garbage by an earlier run, whatever becomes of this one."""
         requests = {
@@ -242,7 +242,7 @@ class RecoveryFromFailedLoads:
         return replace(plan, requests=requests)
 
     def _feasible(
-        self, plan: RecoveryPlan, by_number: Mapping[int, Alive], hold: Iterable[BlockId]
+        self, plan: RecoveryPlan, by_number: Mapping[int, RequestRun], hold: Iterable[BlockId]
     ) -> RecoveryPlan:
         """Let those start over that vLLM cannot take back in place, and who waits for them."""
         requests = dict(plan.requests)
@@ -268,17 +268,17 @@ class RecoveryFromFailedLoads:
         )
         return replace(plan, requests=requests, recovery=recovery)
 
-    def _reschedule(self, plan: RecoveryPlan, by_number: Mapping[int, Alive]) -> None:
+    def _reschedule(self, plan: RecoveryPlan, by_number: Mapping[int, RequestRun]) -> None:
         """Tell the scheduler; who starts over does so last one first, to keep the order."""
         for number, each in sorted(plan.requests.items(), reverse=True):
-            alive = by_number[number]
-            request = alive.request
+            run = by_number[number]
+            request = run.request
             self._prompts[request.request_id].recovered(each.resume, max(each.recompute, 0))
             _correct(request, self._prompts[request.request_id])
             self._unproved.discard(request.request_id)
             if each.action is Action.REWIND:
                 self._scheduler.rewind(request, each.resume, waits=bool(each.waits_for))
-                self._runs.cut(alive, each.resume)
+                self._runs.rewind(number, run, request.num_tokens, each.resume)
             elif each.action is Action.START_OVER:
                 self._scheduler.start_over(request)
             else:
@@ -287,21 +287,21 @@ class RecoveryFromFailedLoads:
 
     def _start_heirs_over(self, handed_on: HandedOn) -> None:
         """Let requests start over that waited for one that left, and inherited what is garbage."""
-        by_number = {alive.number: alive.request for alive in self._runs.alive()}
+        by_number = {run.number: run.request for run in self._runs.live()}
         for heir in sorted(set(handed_on.owners.values()), reverse=True):
             if self._ownership.owner_of(heir):  # Otherwise it has started over because of another.
                 self._scheduler.start_over(by_number[heir])
 
     def _expect(self, request_id: str, failed: Iterable[GroupBlock]) -> None:
-        alive = self._runs.find(request_id)
-        if alive is not None:
+        run = self._runs.find(request_id)
+        if run is not None:
             (point,) = self._cache.tables.resume_points(
-                [alive.number],
+                [run.number],
                 sorted(pair.block_id for pair in failed),
-                limits=[alive.num_computed_tokens],
+                limits=[run.num_computed],
                 drops_unit=False,
             )
-            self._scheduler.expect(alive.request, point.num_tokens)
+            self._scheduler.expect(run.request, point.num_tokens)
 
     def _by_group(self, block_ids: Iterable[BlockId]) -> Counter[int]:
         places = self._cache.tables.requests_of(sorted(block_ids))

@@ -12,7 +12,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.recovery.failures import LoadFailures
-from kvbraid.integrations.vllm.recovery.runs import Alive, Runs
+from kvbraid.integrations.vllm.recovery.request_runs import RequestRun, RequestRuns
 from kvbraid.loads import Failures, GroupBlock
 from kvbraid.recovery import Ignored
 
@@ -32,7 +32,7 @@ class _Said:
 class Reports:
     """The reports of one engine, and what is kept back of them."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: RequestRuns) -> None:
         self._runs = runs
         self._kept_back: dict[str, set[GroupBlock]] = {}
         self._ignored: Counter[Ignored] = Counter()
@@ -46,9 +46,9 @@ class Reports:
             self._runs.load_ended(request_id)
             said.contents |= self._kept_back.pop(request_id, set())
         if keeps_back:
-            for alive in self._runs.alive():
-                if alive.is_loading:
-                    self._keep_back(alive, said)
+            for run in self._runs.live():
+                if run.is_loading:
+                    self._keep_back(run, said)
         self._ignored += said.ignored
         return Failures(
             places=said.places,
@@ -78,8 +78,8 @@ class Reports:
                 said.ignored[Ignored.UNKNOWN_REQUEST] += sum(map(len, groups.values()))
         return said
 
-    def _keep_back(self, alive: Alive, said: _Said) -> None:
-        loaded = {GroupBlock(each.group, each.block_id): each for each in self._runs.loaded(alive)}
+    def _keep_back(self, run: RequestRun, said: _Said) -> None:
+        loaded = {GroupBlock(each.group, each.block_id): each for each in self._runs.loaded(run)}
         own = {pair.block_id for pair in loaded}
         failed = {pair for pair in loaded if pair.block_id in said.blocks}
         failed |= said.group_blocks & loaded.keys()
@@ -88,16 +88,16 @@ class Reports:
             before = self._runs.blocks_before()
             said.blocks -= own - before
             said.group_blocks -= {pair for pair in loaded if pair.block_id not in before}
-        if alive.number in said.requests:
-            said.requests.remove(alive.number)
+        if run.number in said.requests:
+            said.requests.remove(run.number)
             failed |= loaded.keys()
-        places = said.places.get(alive.number, {})
+        places = said.places.get(run.number, {})
         for pair, each in loaded.items():
             if each.position in places.get(each.group, ()):
                 places[each.group].remove(each.position)
                 failed.add(pair)
         if failed:
-            self._kept_back.setdefault(alive.request.request_id, set()).update(failed)
+            self._kept_back.setdefault(run.request.request_id, set()).update(failed)
 
     def kept_back(self) -> Mapping[str, Collection[GroupBlock]]:
         """Return the failed blocks of loads under way, by request."""

@@ -8,7 +8,7 @@ from vllm.v1.request import Request
 
 from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.cache.manager import KvbraidCacheManager
-from kvbraid.integrations.vllm.recovery.runs import Alive, Runs
+from kvbraid.integrations.vllm.recovery.request_runs import RequestRun, RequestRuns
 
 
 class TrackedCacheManager(KvbraidCacheManager):
@@ -19,8 +19,8 @@ class TrackedCacheManager(KvbraidCacheManager):
 
     def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - passed on as they are.
         super().__init__(*args, **more)
-        self.runs = Runs(self.cache, late_steps=0)  # Until the scheduler says how many.
-        self.on_start: Callable[[Alive], None] = lambda _: None
+        self.runs = RequestRuns(self.cache, late_steps=0)  # Until the scheduler says how many.
+        self.on_start: Callable[[RequestRun], None] = lambda _: None
 
     def allocate_slots(  # type: ignore[override] # noqa: PLR0913 - vLLM's own signature.
         self,
@@ -48,21 +48,21 @@ class TrackedCacheManager(KvbraidCacheManager):
             return None
         if self.runs.find(request.request_id) is None:
             number = self._requests.known(request.request_id)
-            self.runs.hand_out(self._own_blocks(number, num_new_computed_tokens))
-            alive = self.runs.start(
+            self.runs.departed.hand_out(self._own_blocks(number, num_new_computed_tokens))
+            run = self.runs.start(
                 request,
                 number,
-                num_local_tokens=num_new_computed_tokens,
-                num_loaded_tokens=num_external_computed_tokens,
+                num_local=num_new_computed_tokens,
+                num_loaded=num_external_computed_tokens,
                 delays_commit=delay_cache_blocks,
             )
-            self.on_start(alive)
-        elif self.runs.is_watching:
-            self.runs.hand_out([block for ids in blocks.get_block_ids() for block in ids])
+            self.on_start(run)
+        elif self.runs.departed.is_watching:
+            self.runs.departed.hand_out([block for ids in blocks.get_block_ids() for block in ids])
         return blocks
 
     def _copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        self.runs.copied(copies)
+        self.runs.note_copies(copies)
 
     def _own_blocks(self, number: int, num_hit_tokens: int) -> list[BlockId]:
         """Return the blocks that a request did not adopt; vLLM returns none that a load fills."""
