@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from kvbraid.cache.chunk import Position
 from kvbraid.loads import Failures
 from kvbraid.recovery import Policy, Run
-from kvbraid.recovery.ledger.ledgers import Applied
 from kvbraid.recovery.ledger.live import LiveRun
+from kvbraid.recovery.ledger.state import Applied
 from kvbraid.scheduler import Load, Scheduled, Step
 from kvbraid.scheduler.scheduler import Scheduler
 

@@ -472,7 +472,7 @@ OF_RECOVERY: Final = (
         "recovery: an announced store of tainted blocks is not retracted",
         (
             Edit(
-                "python/kvbraid/recovery/ledger/ledgers.py",
+                "python/kvbraid/recovery/ledger/state.py",
                 "self._tiers.forget_blocks(sorted(before.union(plan.tainted)))",
                 "self._tiers.forget_blocks(())",
             ),
@@ -484,7 +484,7 @@ OF_RECOVERY: Final = (
         "recovery: what a run has read is forgotten once its block is handed out again",
         (
             Edit(
-                "python/kvbraid/recovery/ledger/departed.py",
+                "python/kvbraid/recovery/ledger/released_blocks.py",
                 "if content >= 0 or self._is_meant(each):",
                 "if content >= 0:",
             ),
@@ -508,7 +508,7 @@ OF_RECOVERY: Final = (
         "recovery: a run is forgotten with its last step although a report on its load may come",
         (
             Edit(
-                "python/kvbraid/recovery/ledger/departed.py",
+                "python/kvbraid/recovery/ledger/released_blocks.py",
                 "e for e in self._ended if e.last_step is not None or self.loads.concern(e.since)",
                 "e for e in self._ended if e.last_step is not None",
             ),

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from kvbraid.cache import CacheConfig, GroupOptions
 from kvbraid.errors import InvalidValueError
-from kvbraid.recovery.ledger.ledgers import RecoveryOptions
+from kvbraid.recovery.ledger.state import RecoveryOptions
 from kvbraid.spec import SpecKind
 
 

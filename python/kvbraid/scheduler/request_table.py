@@ -16,9 +16,9 @@ from kvbraid.hashing import ExtraKeys
 from kvbraid.loads import LoadTiers
 from kvbraid.recovery import Run
 from kvbraid.recovery.ledger.counts import PromptCounts
-from kvbraid.recovery.ledger.ledgers import Ledgers
 from kvbraid.recovery.ledger.live import LiveRun
 from kvbraid.recovery.ledger.loading import Tables
+from kvbraid.recovery.ledger.state import RecoveryState
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.step import Output, Scheduled, Step
 from kvbraid.spec import GroupSpec
@@ -87,7 +87,11 @@ class RequestTable:
     started; `waiting` are all others, in the order in which they arrived."""
 
     def __init__(
-        self, cache: CacheManager, options: SchedulerOptions, tiers: LoadTiers, ledgers: Ledgers
+        self,
+        cache: CacheManager,
+        options: SchedulerOptions,
+        tiers: LoadTiers,
+        ledgers: RecoveryState,
     ) -> None:
         self.cache: Final = cache
         self.tiers: Final = tiers

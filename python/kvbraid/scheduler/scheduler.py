@@ -18,7 +18,7 @@ from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.loads import NO_TIERS, LoadReport, LoadTiers
 from kvbraid.recovery import State
 from kvbraid.recovery.ledger.counts import PromptCounts
-from kvbraid.recovery.ledger.ledgers import Ledgers
+from kvbraid.recovery.ledger.state import RecoveryState
 from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.planning import StepPlan
@@ -54,7 +54,7 @@ class Scheduler:
         self._cache: Final = cache
         self._publish: Final = publish
         self._is_pipelined: Final = options.max_steps_in_flight > 1
-        self.ledgers: Final = Ledgers(cache, tiers, options, dump)
+        self.ledgers: Final = RecoveryState(cache, tiers, options, dump)
         self._table: Final = RequestTable(cache, options, tiers, self.ledgers)
 
     @property

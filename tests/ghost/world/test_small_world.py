@@ -10,8 +10,8 @@ from kvbraid.cache import CacheManager
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.ids import BlockId
 from kvbraid.loads import Quarantine
-from kvbraid.recovery.ledger.ledgers import Ledgers
 from kvbraid.recovery.ledger.owners import HandedOn, Ownership
+from kvbraid.recovery.ledger.state import RecoveryState
 
 from tests.ghost.world.run import told
 from tests.ghost.world.search import Search
@@ -165,7 +165,7 @@ def _lose_what_an_owner_leaves(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hold_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledgers, "hold", lambda self, load: None)
+    patch.setattr(RecoveryState, "hold", lambda self, load: None)
 
 
 # A waiter that goes on too early is not among these: the device runs steps in order, so what is

@@ -279,7 +279,7 @@ def test_a_connector_that_keeps_failing_is_not_asked_for_a_while() -> None:
         engine.add(tokens(number, 200))
         engine.finish()
     assert engine.connector.num_asked == 3
-    assert engine.recovery.asking.num_cooling == 1
+    assert engine.recovery.load_gate.num_cooling == 1
 
 
 def test_the_harness_tells_garbage_from_tokens() -> None:

@@ -1,7 +1,7 @@
 """The runs of one cache that go on: what they read of hits and loads, and what they gave back.
 
 Its law: a run starts when a request gets its first blocks, and ends when it gives them back. What
-counts after that, and for how long, is the law of `departed`. Here the tables of a cache are read.
+counts after that, and for how long, is the law of `released_blocks`. Tables are read here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
 from kvbraid.loads import Load, Target
 from kvbraid.recovery.decision.run import GivenBack, Run
-from kvbraid.recovery.ledger.departed import Departed, Past
 from kvbraid.recovery.ledger.live import LiveRun
 from kvbraid.recovery.ledger.loading import read_by_copies, targets_of
+from kvbraid.recovery.ledger.released_blocks import Past, ReleasedBlocks
 from kvbraid.spec import GroupSpec
 
 
@@ -24,7 +24,7 @@ class Runs:
     def __init__(self, cache: CacheManager, late_steps: int) -> None:
         self._cache: Final = cache
         sizes = [group.block_size for group in self._groups]
-        self.departed: Final = Departed(cache.config.num_blocks, sizes, late_steps)
+        self.departed: Final = ReleasedBlocks(cache.config.num_blocks, sizes, late_steps)
 
     @property
     def _groups(self) -> Sequence[GroupSpec]:

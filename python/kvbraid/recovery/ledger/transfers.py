@@ -12,7 +12,7 @@ from typing import Final
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures, GroupBlock, Load, LoadReport, Offer, Target
-from kvbraid.recovery.ledger.departed import Meant
+from kvbraid.recovery.ledger.released_blocks import Meant
 
 _NO_MORE: Final = Meant()
 

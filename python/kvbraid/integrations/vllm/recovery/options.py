@@ -14,7 +14,7 @@ from kvbraid.recovery import Policy
 KEY: Final = "kvbraid_recovery"
 
 
-class RecoveryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RecoverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the schedulers react to failed loads.
 
     Attributes:
@@ -36,7 +36,7 @@ class RecoveryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     late_report_steps: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 4
 
 
-def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoveryOptions]:
+def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoverySettings]:
     """Return the policy in force, and the options.
 
     Raises:
@@ -44,7 +44,7 @@ def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoveryOptions]
     """
     asked = config.get_from_extra_config(KEY, {})
     try:
-        options = msgspec.convert(asked, RecoveryOptions)
+        options = msgspec.convert(asked, RecoverySettings)
     except msgspec.ValidationError as error:
         msg = (
             f'kv_connector_extra_config has {asked!r} under "{KEY}": {error}; expected '

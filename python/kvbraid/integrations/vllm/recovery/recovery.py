@@ -19,8 +19,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm.recovery.asking import Asking
 from kvbraid.integrations.vllm.recovery.counts import RecoveryCounts
+from kvbraid.integrations.vllm.recovery.load_gate import LoadGate
 from kvbraid.integrations.vllm.recovery.options import recovery_options
 from kvbraid.integrations.vllm.recovery.reports import Reports
 from kvbraid.integrations.vllm.recovery.request_runs import RequestRun, RequestRuns
@@ -80,7 +80,7 @@ class RecoveryFromFailedLoads:
     ) -> None:
         self.policy, options = recovery_options(config)
         self.counts = RecoveryCounts(self.policy.value)
-        self.asking = Asking(str(config.kv_connector), self.policy, options, _milliseconds)
+        self.load_gate = LoadGate(str(config.kv_connector), self.policy, options, _milliseconds)
         self._state_interval = options.state_interval_tokens
         self._manager = manager
         self._cache = manager.cache
@@ -153,7 +153,7 @@ class RecoveryFromFailedLoads:
             self._start_heirs_over(self._ownership.leaves(run.number))
         if ends:
             self._prompts.pop(request_id, None)
-            self.asking.forget(request_id)
+            self.load_gate.forget(request_id)
 
     def is_waiting(self, request: Request) -> bool:
         """Return whether a request must not be scheduled: another one writes a block of it."""
@@ -171,7 +171,7 @@ class RecoveryFromFailedLoads:
             self.counts.release(each.group for each in held)
         if failures:
             self._recover(failures)
-            self.asking.load_failed()
+            self.load_gate.load_failed()
         for request_id, failed in self._reports.kept_back().items():
             self._expect(request_id, failed)
         self.counts.ignore(self._reports.take_ignored())
@@ -181,7 +181,7 @@ class RecoveryFromFailedLoads:
         self._runs.process(num_scheduled_tokens)
         for request_id in self._unproved.intersection(num_scheduled_tokens):
             self._unproved.remove(request_id)
-            self.asking.load_succeeded()
+            self.load_gate.load_succeeded()
         if self._ownership.blocks:
             for run in self._runs.live():
                 self._ownership.processed(run.number, run.num_processed)
@@ -226,7 +226,7 @@ class RecoveryFromFailedLoads:
                 _log_end(request, Action.TAINTED_OUTPUT)
         self._start_heirs_over(handed_on)
         self.counts.add(plan, by_group)
-        self.counts.cool(self.asking.num_cooling)
+        self.counts.cool(self.load_gate.num_cooling)
         _log(plan, self.policy)
 
     def _ending(
@@ -248,7 +248,7 @@ class RecoveryFromFailedLoads:
         requests = dict(plan.requests)
         for number, each in plan.requests.items():
             request = by_number[number].request
-            asks_again = not each.action.ends and self.asking.asks_again(request.request_id)
+            asks_again = not each.action.ends and self.load_gate.asks_again(request.request_id)
             waits = bool(each.waits_for)
             owners = [requests.get(owner) for owner in each.waits_for.values()]
             if each.action is Action.REWIND and (

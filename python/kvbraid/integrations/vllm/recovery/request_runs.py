@@ -14,9 +14,9 @@ from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
 from kvbraid.loads import Load, Target
 from kvbraid.recovery import RecoveryPlan, Run
-from kvbraid.recovery.ledger.departed import Past
 from kvbraid.recovery.ledger.live import LiveRun
 from kvbraid.recovery.ledger.loading import targets_of
+from kvbraid.recovery.ledger.released_blocks import Past
 from kvbraid.recovery.ledger.runs import Runs
 
 _IN_FLIGHT: Final = 1 << 62

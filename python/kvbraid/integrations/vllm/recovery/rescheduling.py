@@ -29,7 +29,7 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
         config = self.vllm_config.kv_transfer_config
         if config is not None:
             self.recovery = RecoveryFromFailedLoads(self.kv_cache_manager, config, self)
-            self.recovery.asking.guard(self.connector, self.recovery.useful_end)
+            self.recovery.load_gate.guard(self.connector, self.recovery.useful_end)
 
     # What vLLM calls.
 
@@ -80,7 +80,7 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
         """
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         if self.recovery is not None and not self.recovery.can_compute_last_token(request):
-            self.recovery.asking.has_all(request)
+            self.recovery.load_gate.has_all(request)
             self._give_blocks_back(request)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:

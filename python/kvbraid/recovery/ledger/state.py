@@ -1,4 +1,4 @@
-"""All that recovery remembers between reports, and how a decision reaches the cache and the tiers.
+"""State kept between load reports; applies a decision to the cache and the tiers.
 
 Its law: a report is judged once all ranks have spoken of a load; a plan is applied as a whole or
 not at all; and a block that a rank may still write is held until that rank reports the end. What a
@@ -20,10 +20,10 @@ from kvbraid.recovery.decision.policy import Cooldowns, Policy, RetryBudget
 from kvbraid.recovery.decision.run import Run
 from kvbraid.recovery.decision.snapshot import snapshot_of
 from kvbraid.recovery.document.document import State
-from kvbraid.recovery.ledger.departed import Meant
 from kvbraid.recovery.ledger.live import LiveRun
 from kvbraid.recovery.ledger.loading import Tables, targets_of
 from kvbraid.recovery.ledger.owners import Ownership
+from kvbraid.recovery.ledger.released_blocks import Meant
 from kvbraid.recovery.ledger.runs import Runs
 from kvbraid.recovery.ledger.transfers import Transfers
 
@@ -70,7 +70,7 @@ class Applied(NamedTuple):
     tables: Mapping[int, Tables]
 
 
-class Ledgers(Runs):
+class RecoveryState(Runs):
     """The ledgers of one cache, and its tiers.
 
     Attributes:

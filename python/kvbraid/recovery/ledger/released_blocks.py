@@ -1,4 +1,4 @@
-"""What runs have read and given back, and runs that have ended, as long as a report may mean them.
+"""Blocks that runs read and released while a load may still turn out bad, and runs that ended.
 
 Its law: what a run has read counts while the run lasts. A run that has ended counts until its last
 step is processed. Both count longer if a report may still come on a load that had begun by then.
@@ -76,8 +76,8 @@ class Meant(NamedTuple):
     blocks: frozenset[BlockId] = frozenset()
 
 
-class Departed:
-    """The ledger of one cache with so many blocks, and blocks of so many tokens in each group.
+class ReleasedBlocks:
+    """What the runs of one cache released: it has `num_blocks`, of `block_sizes` tokens by group.
 
     `loads` are those that reports may mean.
     """

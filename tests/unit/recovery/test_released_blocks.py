@@ -7,9 +7,9 @@ from kvbraid.ids import BlockId
 from kvbraid.loads import NO_TIERS
 from kvbraid.recovery import GivenBack, RecoveryPlan, Run
 from kvbraid.recovery.ledger.contents import Content, Contents, block_of
-from kvbraid.recovery.ledger.departed import Departed
-from kvbraid.recovery.ledger.ledgers import Ledgers, RecoveryOptions
 from kvbraid.recovery.ledger.open_loads import Moment, OpenLoads
+from kvbraid.recovery.ledger.released_blocks import ReleasedBlocks
+from kvbraid.recovery.ledger.state import RecoveryOptions, RecoveryState
 
 from tests.unit.recovery.test_states_inside import TOPOLOGY as STATES_INSIDE
 
@@ -29,9 +29,9 @@ FILLED = {(1, 0): 0, (1, 1): 0}
 NUM_BLOCKS, SIZES = 20, [4, 4]
 
 
-def departed_with_a_load(late_steps: int) -> Departed:
+def departed_with_a_load(late_steps: int) -> ReleasedBlocks:
     """Request 1 has ended and request 2 goes on; both have read what load 0 brought."""
-    departed = Departed(NUM_BLOCKS, SIZES, late_steps)
+    departed = ReleasedBlocks(NUM_BLOCKS, SIZES, late_steps)
     departed.begin(0)
     since = departed.now
     departed.give_back(1, GONE, since, FILLED)
@@ -116,7 +116,7 @@ def test_a_block_that_a_state_is_copied_into_holds_something_new() -> None:
         cache.start_step()
         assert cache.allocate([Need(request=request, num_new_tokens=tokens)]).num_fit
     ((_, destination),) = cache.copy().take_work().copies
-    ledgers = Ledgers(cache, NO_TIERS, RecoveryOptions(late_steps=1))
+    ledgers = RecoveryState(cache, NO_TIERS, RecoveryOptions(late_steps=1))
     ledgers.departed.begin(0)
     ledgers.transfers._num_begun = 1
     ledgers.departed.give_back(2, [GivenBack(1, 0, destination)], ledgers.departed.now)
@@ -163,7 +163,7 @@ def test_there_are_no_negative_steps() -> None:
 
 
 def test_a_run_that_ends_before_the_first_load_has_its_blocks_handed_out_too() -> None:
-    departed = Departed(NUM_BLOCKS, SIZES, 0)
+    departed = ReleasedBlocks(NUM_BLOCKS, SIZES, 0)
     departed.end(RUN, TABLES, last_step=5, load=None)
     departed.hand_out([BlockId(4)])
     departed.begin(0)
@@ -172,10 +172,10 @@ def test_a_run_that_ends_before_the_first_load_has_its_blocks_handed_out_too() -
     assert run.ended_tables == [[3, 0], [0, 5]]
 
 
-def departed_with_two_runs_of_a_request() -> Departed:
+def departed_with_two_runs_of_a_request() -> ReleasedBlocks:
     """While a load may fail, a run of request 1 gets block 8 and ends, and then the next one gets
     block 9; both compute from token 4 on."""
-    departed = Departed(NUM_BLOCKS, SIZES, 1)
+    departed = ReleasedBlocks(NUM_BLOCKS, SIZES, 1)
     departed.begin(0)
     for block in (8, 9):
         departed.hand_out([BlockId(block)])

@@ -7,18 +7,18 @@ that cannot go on from all that a load can bring. Time comes in as milliseconds.
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvbraid.integrations.vllm.recovery.options import RecoveryOptions
+from kvbraid.integrations.vllm.recovery.options import RecoverySettings
 from kvbraid.recovery import Policy
 from kvbraid.recovery.decision.policy import Cooldowns, RetryBudget
 
 _FAILURES_IN_A_ROW: Final = 3
 
 
-class Asking:
+class LoadGate:
     """Who may ask a connector; `now` returns milliseconds that never go back."""
 
     def __init__(
-        self, tier: str, policy: Policy, options: RecoveryOptions, now: Callable[[], float]
+        self, tier: str, policy: Policy, options: RecoverySettings, now: Callable[[], float]
     ) -> None:
         self._tier = tier
         self._now = now
