@@ -19,10 +19,10 @@ from kvbraid.loads import NO_TIERS, LoadReport, LoadTiers
 from kvbraid.recovery import State
 from kvbraid.recovery.ledger.counts import PromptCounts
 from kvbraid.recovery.ledger.state import RecoveryState
-from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.planning import StepPlan
 from kvbraid.scheduler.recovery import take_reports
+from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult
 
 
