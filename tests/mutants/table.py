@@ -210,7 +210,7 @@ OF_THE_STUDY: Final = (
 )
 
 SLOTS: Final = "python/kvbraid/layout/planning/slots.py"
-VIEWS: Final = "python/kvbraid/layout/views.py"
+VIEWS: Final = "python/kvbraid/layout/planning/views.py"
 
 OURS: Final = (
     Mutant(
