@@ -165,6 +165,13 @@ def stray_native_imports() -> Iterator[str]:
             yield f"{name_of(path)}: only {sorted(NATIVE_WRAPPERS)} wrap the native core"
 
 
+def helpers_in_test_modules() -> Iterator[str]:
+    for path in sources(".py"):
+        for name in imports_of(path):
+            if name.startswith("tests.") and ".test_" in name:
+                yield f"{name_of(path)}: {name}: move it to a module without tests"
+
+
 def native_names() -> Iterator[str]:
     stub = ast.parse((PACKAGE / "_native.pyi").read_text())
     for node in stub.body:
@@ -316,6 +323,7 @@ def ambiguous_directions() -> Iterator[str]:
         nameless_modules,
         modules_without_docstring,
         stray_native_imports,
+        helpers_in_test_modules,
         native_names_without_differential_test,
         imports_against_the_reading_order,
         circles_of_the_core,

@@ -96,7 +96,7 @@ class ExtraKeys:
     prompt_embeds: tuple[bytes, ...] | None = None
 
 
-NO_EXTRA_KEYS = ExtraKeys()
+NO_EXTRA_KEYS: ExtraKeys = ExtraKeys()
 
 
 @lru_cache(maxsize=64)

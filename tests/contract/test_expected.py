@@ -13,7 +13,7 @@ from kvbraid.ids import PodState
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import FULL, MODEL, OTHER, POD, TEXT, Text, an_index, tell
-from tests.contract.test_wire_tolerance import SGLANG, SGLANG_HYBRID, page, publish, signed
+from tests.contract.wires import SGLANG, SGLANG_HYBRID, page, publish, signed
 
 
 def row_of(index: FleetIndex, tiers: tuple[str, ...] = ()) -> PodScore:

@@ -15,9 +15,8 @@ from kvbraid.spec_mapping import pod_from_mapping
 
 from tests.captures import SGLANG_FIXTURES
 from tests.contract.prompts import POD, TEXT, an_index, answer, exactly
-from tests.contract.test_sglang import CLEARED
-from tests.contract.test_wire_tolerance import page, publish, signed
-from tests.unit.models.test_sglang import published
+from tests.contract.wires import CLEARED, page, publish, signed
+from tests.published_models import published
 
 FULL: Final = SpecKind.FULL_ATTENTION
 WINDOW: Final = SilentGroup(kind=SpecKind.SLIDING_WINDOW, window=128)

@@ -7,7 +7,8 @@ from kvbraid.ids import PodState
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import TEXT, an_index, answer, exactly
-from tests.contract.test_wire_tolerance import (
+from tests.contract.wires import (
+    CLEARED,
     SGLANG,
     SGLANG_FULL,
     SGLANG_HYBRID,
@@ -19,7 +20,6 @@ from tests.contract.test_wire_tolerance import (
 
 BOTH = ["gpu", "cpu"]
 ALL = ["gpu", "cpu", "storage"]
-CLEARED = ["AllBlocksCleared"]
 
 
 def removed(blocks: range, medium: str) -> list[Any]:

@@ -11,7 +11,7 @@ from kvbraid.ids import PodState
 from kvbraid.spec import EngineDialect
 
 from tests.contract.prompts import TEXT, Text, an_index, answer, exactly
-from tests.contract.test_wire_tolerance import SGLANG, SGLANG_FULL, page, publish, signed
+from tests.contract.wires import SGLANG, SGLANG_FULL, page, publish, signed
 
 OTHER_TEXT = Text(seed=1)
 KEYED = EngineProfile(dialect=EngineDialect.SGLANG, extra_keys=True)

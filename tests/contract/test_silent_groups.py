@@ -8,7 +8,7 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import POD, TEXT, an_index, answer, exactly
-from tests.contract.test_wire_tolerance import SGLANG, page, publish, signed
+from tests.contract.wires import SGLANG, page, publish, signed
 
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
 STATES = Topology(groups=(FULL, GroupSpec(kind=SpecKind.MAMBA, block_size=16)))

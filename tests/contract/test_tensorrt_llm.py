@@ -7,7 +7,7 @@ from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodState
 
 from tests.contract.prompts import POD, TEXT, an_index, answer, exactly
-from tests.contract.test_wire_tolerance import SGLANG_FULL, publish, signed
+from tests.contract.wires import SGLANG_FULL, publish, signed
 
 IMAGE = "a1" * 32
 

@@ -10,10 +10,9 @@ import msgspec.msgpack
 import pytest
 from kvbraid.engine import EngineProfile
 from kvbraid.events import AllBlocksCleared, BlockRemoved, Event, WireForm, encode_batch
-from kvbraid.fleet.index import FleetIndex
 from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodId, PodState
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import (
     FULL,
@@ -27,17 +26,13 @@ from tests.contract.prompts import (
     exactly,
     tell,
 )
+from tests.contract.wires import SGLANG, SGLANG_FULL, SGLANG_HYBRID, bigrams, page, publish, signed
 
 
 def as_list(*events: Event, form: WireForm = "map") -> list[Any]:
     """The events of a batch as MessagePack values, to be changed by hand."""
     decoded: list[Any] = msgspec.msgpack.decode(encode_batch(events, form=form))
     return list(decoded[1])
-
-
-def publish(index: FleetIndex, events: list[Any], *rank: int) -> None:
-    index.apply(POD, msgspec.msgpack.encode([0.0, events, *rank]))
-    index.check_integrity()
 
 
 # --- one bad event keeps the rest -------------------------------------------------------------
@@ -314,29 +309,6 @@ def test_a_full_report_of_blocks_held_already_is_a_bound_where_configured() -> N
 
 # --- SGLang -----------------------------------------------------------------------------------
 
-SGLANG = EngineProfile(dialect=EngineDialect.SGLANG)
-SGLANG_FULL = Topology(
-    groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),),
-)
-SGLANG_HYBRID = Topology(
-    groups=(
-        GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=128),
-        GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),
-    ),
-)
-
-
-def signed(value: int | None) -> int | None:
-    return value - 2**64 if value is not None and value >= 2**63 else value
-
-
-def page(text: Text, first: int, last: int, *rest: Any) -> list[Any]:  # noqa: ANN401
-    """The oldest form, and whatever follows its six fields."""
-    hashes = [signed(text.hash((j + 1) * 16)) for j in range(first, last)]
-    parent = signed(text.hash(first * 16)) if first else None
-    tokens = list(text.tokens[first * 16 : last * 16])
-    return ["BlockStored", hashes, parent, tokens, 16, None, *rest]
-
 
 @pytest.mark.parametrize(
     "rest",
@@ -387,14 +359,6 @@ def test_lower_tiers_of_sglang_are_not_on_the_gpu(medium: str) -> None:
     assert answer(index, tiers=["gpu", "cpu", "storage"]) == exactly(1024)
     publish(index, [["BlockRemoved", [signed(TEXT.hash(1024))], medium]])
     assert answer(index, tiers=["gpu", "cpu", "storage"]) == exactly(1008)
-
-
-def bigrams(text: Text, first: int, last: int) -> list[Any]:
-    """Pages of 16 pairs: each covers the first token of the next page as well."""
-    event = page(text, first, last)
-    tokens = text.prompt
-    event[3] = [[tokens[i], tokens[i + 1]] for i in range(first * 16, last * 16)]
-    return event
 
 
 @pytest.mark.parametrize("topology", [None, SGLANG_FULL], ids=["learned", "configured"])

@@ -16,8 +16,7 @@ from hypothesis.stateful import rule
 from kvbraid.cache import CacheManager
 from kvbraid.errors import KvbraidError
 
-from tests.differential.test_by_value import ByValueMachine
-from tests.differential.test_cache_manager import CacheMachine
+from tests.differential.machines import ByValueMachine, CacheMachine
 
 
 class Both:

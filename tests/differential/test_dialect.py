@@ -8,7 +8,7 @@ from kvbraid._native import resume as native_resume
 from kvbraid.resume import Query
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
-from tests.differential.test_resume import native, words_of
+from tests.differential.native_rule import native, words_of
 from tests.reference import resume as rule
 from tests.reference import vllm_search
 from tests.reference.topologies import Case, engine_topologies, in_front_of

@@ -17,9 +17,8 @@ from kvbraid.cache import CacheConfig, CacheManager, GroupOptions, Recovery
 from kvbraid.errors import KvbraidError
 from kvbraid.ids import BlockId
 
-from tests.differential.test_by_value import ByValueMachine
-from tests.differential.test_cache_manager import CacheMachine, Twin
-from tests.differential.test_request_tables import TablesMachine
+from tests.differential.machines import ByValueMachine, CacheMachine, Twin
+from tests.differential.tables_machine import TablesMachine
 from tests.reference.cache_groups import Cross, Group, Ring, State, Table
 from tests.unit.cache.caches import picture
 

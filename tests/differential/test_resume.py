@@ -1,22 +1,21 @@
 """The native resume rule against brute force, several holders in one word at a time."""
 
 from dataclasses import replace
-from math import gcd
 from random import Random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kvbraid._native import resume as native_resume
 from kvbraid._native import resume_accepted, resume_limiting, resume_present
-from kvbraid.resume import HeldWords, Query
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.resume import Query
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
+from tests.differential.native_rule import bits_of, native, words_of
 from tests.reference import resume as reference
 from tests.reference.topologies import Case, cases
 
 # Examples are cheap here, and a wrong search shows in few of them.
 MANY_EXAMPLES = settings(max_examples=6 * settings().max_examples)
-PURE = EngineDialect.PURE
 MANY_GROUPS = st.sampled_from((32, 64))
 
 BLOCKS_OF_4_AND_6 = Case(
@@ -30,37 +29,6 @@ BLOCKS_OF_4_AND_6 = Case(
     ((frozenset({4, 8, 12, 16, 20}), frozenset({6, 18})),),
 )
 """Nobody gave an alignment: hits end at multiples of 12, not at 18."""
-
-
-def bits_of(case: Case, seed: int) -> list[int]:
-    """One bit of a word for each holder, in no particular order."""
-    return Random(seed).sample(range(64), len(case.holders))
-
-
-def words_of(case: Case, bits: list[int]) -> HeldWords:
-    unit = gcd(reference.hash_block(case.topology), case.topology.alignment or 0)
-    units = case.num_tokens // unit
-    whole = [[0] * units for _ in case.topology.groups]
-    partial = [[0] * units for _ in case.topology.groups]
-    for bit, holder in zip(bits, case.holders, strict=True):
-        for index, entries in enumerate(holder):
-            for end in entries:
-                if end <= case.num_tokens:
-                    is_whole = end % case.topology.groups[index].block_size == 0
-                    words = whole if is_whole else partial
-                    words[index][end // unit - 1] |= 1 << bit
-    return HeldWords(unit, whole, partial)
-
-
-def native(
-    case: Case, seed: int = 0, *, dialect: EngineDialect = PURE, strict: bool = True
-) -> list[int]:
-    """The answers in the order of the holders; every other bit must answer 0."""
-    bits = bits_of(case, seed)
-    query = Query(case.num_tokens, sum(1 << bit for bit in bits), strict)
-    answers = native_resume(case.topology, [dialect.value], words_of(case, bits), query)
-    assert all(answer == 0 for bit, answer in enumerate(answers) if bit not in bits)
-    return [answers[bit] for bit in bits]
 
 
 def brute_force(case: Case, *, strict: bool = True) -> list[int]:

@@ -10,15 +10,7 @@ from kvbraid.fleet.request import Request, Strategy
 from kvbraid.hashing import HashAlgo
 from kvbraid.spec import Topology
 
-from tests.differential.test_fleet_index import (
-    FLEETS,
-    HABITS,
-    SECRET,
-    SEEDS,
-    STEPS,
-    World,
-    world,
-)
+from tests.differential.fleet_worlds import FLEETS, HABITS, SECRET, SEEDS, STEPS, World, world
 from tests.reference import fleet_traffic as traffic
 from tests.reference.fleet_traffic import Habits
 

@@ -1,14 +1,15 @@
-"""The parts of a Markdown file that tests look at: fenced blocks, links, plain words.
+"""The parts of a Markdown file that tests look at: fenced blocks, tables, links, words.
 
 It reads only the subset our own pages use: fences of three backticks and inline links.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`]+`(?:, `[^`]+`)*")
@@ -106,3 +107,22 @@ def pages() -> list[Path]:
             *ROOT.glob("tests/**/*.md"),
         ]
     )
+
+
+def tables(page: str, heading: str) -> list[list[list[str]]]:
+    """The tables below a heading, without their heads: rows of cells."""
+    section = (DOCS / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.findall(r"((?:^\|.*\|\n)+)", section + "\n", re.MULTILINE)
+    return [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+        for table in found
+    ]
+
+
+def codes(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def firsts(rows: Iterable[list[str]]) -> list[str]:
+    """What the first cells of a table name, in order."""
+    return [code for row in rows for code in codes(row[0])]

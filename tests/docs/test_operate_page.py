@@ -26,8 +26,7 @@ from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
-from tests.docs.markdown import blocks
-from tests.docs.test_reference_pages import DOCS, codes, tables
+from tests.docs.markdown import DOCS, blocks, codes, tables
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.serving import serving
 

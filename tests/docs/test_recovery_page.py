@@ -11,9 +11,8 @@ from kvbraid.loads import Cause
 from kvbraid.recovery import Action, Ignored, Policy
 from kvbraid.recovery.document import reading
 
-from tests.docs.markdown import blocks
+from tests.docs.markdown import blocks, codes, firsts, tables
 from tests.docs.recovery_page import PAGE, rendered
-from tests.docs.test_reference_pages import codes, firsts, tables
 
 
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:

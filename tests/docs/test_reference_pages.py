@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Iterable
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -32,30 +31,10 @@ from kvbraid.spec import (
 )
 from kvbraid.spec_mapping import pod_from_mapping, topology_from_mapping
 
-from tests.docs.markdown import ROOT, blocks
+from tests.docs.markdown import DOCS, ROOT, blocks, codes, firsts, tables
 
-DOCS = ROOT / "docs"
 CORE = ROOT / "crates" / "core" / "src"
 BLOCK = 16
-
-
-def tables(page: str, heading: str) -> list[list[list[str]]]:
-    """The tables below a heading, without their heads: rows of cells."""
-    section = (DOCS / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    found = re.findall(r"((?:^\|.*\|\n)+)", section + "\n", re.MULTILINE)
-    return [
-        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-        for table in found
-    ]
-
-
-def codes(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
-
-
-def firsts(rows: Iterable[list[str]]) -> list[str]:
-    """What the first cells of a table name, in order."""
-    return [code for row in rows for code in codes(row[0])]
 
 
 def names_table(path: Path, type_name: str) -> list[str]:

@@ -16,7 +16,7 @@ from kvbraid.ids import PodId, PodState
 from kvbraid.spec import SpecKind
 from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
 
-from tests.docs.test_reference_pages import tables
+from tests.docs.markdown import tables
 
 POD: Final = PodId("a")
 TOKENS: Final = tuple(range(64))

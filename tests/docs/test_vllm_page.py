@@ -7,8 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.docs.markdown import ROOT
-from tests.docs.test_reference_pages import tables
+from tests.docs.markdown import ROOT, tables
 
 INTEGRATION: Final = ROOT / "python" / "kvbraid" / "integrations" / "vllm"
 

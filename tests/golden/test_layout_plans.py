@@ -20,7 +20,7 @@ from kvbraid.layout import (
     to_json,
 )
 
-from tests.golden.test_layout_models import CASES, sparse
+from tests.golden.layout_models import CASES, sparse
 
 HERE: Final = Path(__file__).parent / "layout" / "plans"
 

@@ -7,8 +7,7 @@ from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
 
 from tests.service.in_process import TestClient
-from tests.service.test_pods import POD
-from tests.service.test_score import refusal
+from tests.service.score_app import POD, refusal
 
 LOCAL = ServerOptions()
 NAMED = ServerOptions(allow_hosts=("KV.internal",))

@@ -24,7 +24,7 @@ from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed
 from tests.service.in_process import TestClient
-from tests.service.test_score import refusal
+from tests.service.score_app import refusal
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "openapi.json"
 REGENERATE = "write `golden_text()` of this module to GOLDEN, and review the difference"

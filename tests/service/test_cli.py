@@ -22,7 +22,7 @@ from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.service.feeds.tail import source_of, sources_of, tail
 from kvbraid.service.http.client import Client, read_request
 
-from tests.service.test_server import Server, running
+from tests.service.serving import Server, running
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.service.http.client import Client
 
 from tests.contract.prompts import TEXT, Text
-from tests.contract.test_wire_tolerance import page
+from tests.contract.wires import page
 from tests.docs.markdown import ROOT
 from tests.service.serving import serving, until
 

@@ -13,8 +13,8 @@ from kvbraid.service.journal import LINES
 
 from tests.service.engines import LOOPBACK, LossyPublisher, open_publisher
 from tests.service.recording_sink import TIMEOUT_S
+from tests.service.score_app import stored
 from tests.service.serving import serving, until
-from tests.service.test_serve import stored
 
 Line = dict[str, str | int]
 Lines = Callable[[], list[Line]]

@@ -16,9 +16,8 @@ from kvbraid.spec import EngineDialect, SpecKind
 
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.in_process import TestClient
-from tests.service.test_score import refusal
+from tests.service.score_app import LLAMA4, POD, refusal
 
-POD: dict[str, Any] = {"model": "m", "endpoint": "tcp://10.0.0.1:5557"}
 TOPOLOGY = {
     "alignment": 64,
     "groups": [
@@ -30,10 +29,6 @@ TOPOLOGY = {
     "vllm": "0.32.0",
     "num_blocks": 220,
 }
-LLAMA4 = {
-    "model_type": "llama4_text", "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "attention_chunk_size": 256,
-}  # fmt: skip
 CHUNKED = {"kind": "chunked_local_attention", "block_size": 16}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.service.test_server import Server, running
+from tests.service.serving import Server, running
 
 JSON = json.dumps({"model": "m", "token_ids": [1, 2, 3]}).encode()
 

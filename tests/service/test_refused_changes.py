@@ -17,8 +17,7 @@ from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.in_process import TestClient
-from tests.service.test_pods import POD
-from tests.service.test_score import refusal
+from tests.service.score_app import POD, refusal
 
 FULL = {"kind": "full_attention", "block_size": 16}
 GOOD = {"model": "m", "endpoint": "tcp://127.0.0.1:1", "topology": {"groups": [FULL]}}

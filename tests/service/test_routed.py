@@ -12,7 +12,7 @@ from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.in_process import TestClient
-from tests.service.test_score import refusal
+from tests.service.score_app import refusal
 
 POD = {"model": "m", "endpoint": "tcp://h:5557", "dp_size": 2}
 TOLD: dict[str, Any] = {"pod": "a", "model": "m", "token_ids": [1, 2, 3], "produced": [4]}

@@ -18,6 +18,7 @@ from kvbraid.service.requests import ScoreBody
 
 from tests.service.fakes import FakeIndex
 from tests.service.in_process import TestClient
+from tests.service.score_app import refusal
 
 POD = {"model": "m", "endpoint": "tcp://h:5557", "dp_size": 2}
 RAW = {"content-type": "application/octet-stream"}
@@ -26,13 +27,6 @@ RAW = {"content-type": "application/octet-stream"}
 @pytest.fixture(autouse=True)
 def pod(client: TestClient) -> None:
     assert client.put("/v1/pods/a", json=POD).status_code == 201
-
-
-def refusal(response: Response) -> tuple[int, str, str]:
-    error = response.json()["error"]
-    assert set(error) == {"code", "message", "remedy"}
-    assert all(error.values())
-    return response.status_code, error["code"], error["message"]
 
 
 def test_an_answer_has_a_row_per_rank_and_reads_as_documented(client: TestClient) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 from kvbraid import __version__
-from kvbraid.events.model import BlockStored
-from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
 from kvbraid.service.answers import PodsAnswer, ScoreAnswer
@@ -26,10 +24,9 @@ from kvbraid.sim.captures.read import Lookup, read_capture
 
 from tests.service.engines import RawEngine, open_publisher
 from tests.service.in_process import TestClient
+from tests.service.score_app import LLAMA4, TOKENS, stored
 from tests.service.serving import MAIN, free_port, serving, until
-from tests.service.test_pods import LLAMA4
 
-TOKENS = list(range(72))
 CAPTURES = Path(__file__).parents[1] / "fixtures" / "captures"
 CHUNK = 256  # Of the model in the capture `llama4`.
 
@@ -37,14 +34,6 @@ CHUNK = 256  # Of the model in the capture `llama4`.
 def score(url: str) -> ScoreAnswer:
     with Client(url) as client:
         return client.score(Tokens(array("I", TOKENS).tobytes()), {"model": "m"})
-
-
-def stored() -> bytes:
-    event = BlockStored(
-        block_hashes=(11, 12, 13, 14), parent_block_hash=None, token_ids=tuple(TOKENS[:64]),
-        block_size=16, group_idx=0, kv_cache_spec_kind="full_attention",
-    )  # fmt: skip
-    return encode_batch([event], ts=1.0, dp_rank=0)
 
 
 def test_what_an_engine_published_before_and_after_is_in_the_answers(tmp_path: Path) -> None:

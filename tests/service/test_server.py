@@ -5,13 +5,6 @@ import json
 import resource
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from kvbraid.errors import InvalidValueError
@@ -23,53 +16,9 @@ from kvbraid.service.registry import Service
 
 from tests.service.engines import RawEngine, seq_bytes
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.serving import running
 
-ROOT = Path(__file__).parents[2]
 BODY = json.dumps({"model": "m", "token_ids": [1, 2, 3]})
-
-
-@dataclass
-class Server:
-    process: subprocess.Popen[str]
-    host: str
-    port: int
-    open: ExitStack
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def connect(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
-        return self.open.enter_context(closing(connection))
-
-    def end(self, number: signal.Signals) -> int:
-        """Signal, and return the exit status; fail if the end waits for a call of 30 s."""
-        self.process.send_signal(number)
-        return self.process.wait(timeout=20)
-
-
-@contextmanager
-def running(
-    explain_s: float = 0.0, *, patience_s: int = 60, stuck: tuple[str, str] | None = None
-) -> Iterator[Server]:
-    fake = ["fake_server", str(explain_s), "1", str(patience_s)]
-    module = fake if stuck is None else ["stuck_server", *stuck]
-    command = [sys.executable, "-m", f"tests.service.{module[0]}", *module[1:]]
-    with (
-        ExitStack() as connections,
-        subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            url = urlsplit(process.stdout.readline().strip())
-            assert url.hostname is not None
-            assert url.port is not None
-            yield Server(process, url.hostname, url.port, connections)
-        finally:
-            process.kill()
 
 
 def post(connection: http.client.HTTPConnection, path: str) -> None:

@@ -26,7 +26,7 @@ from kvbraid.spec import SpecKind
 from tests.reference.layout_strategies import Case, cases
 from tests.torch.colours import Coverage, coverage
 from tests.torch.conftest import Counts
-from tests.unit.layout.test_worked_models import MODELS, planned
+from tests.unit.layout.worked_models import MODELS, planned
 
 
 def layers(prefix: str, num: int, page: Page, layout: Layout = Layout.NHD) -> LayoutGroup:

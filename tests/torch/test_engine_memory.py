@@ -12,8 +12,7 @@ from kvbraid.layout.tensors import adopt
 
 from tests.torch.colours import Coverage, coverage, same
 from tests.torch.conftest import Counts
-from tests.unit.layout.engine_fakes import Engine, Group, lay_out
-from tests.unit.layout.test_engine_memory import CASES, LAYOUTS, two_groups
+from tests.unit.layout.engine_fakes import CASES, LAYOUTS, Engine, Group, lay_out, two_groups
 
 CASES_OF: Final = {
     layout: [groups for groups, layouts in CASES if layout in layouts] for layout in LAYOUTS

@@ -22,8 +22,8 @@ from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State
 from kvbraid.spec import SpecKind
 
 from tests.torch.colours import same
-from tests.unit.layout.test_worked_models import MODELS, planned
-from tests.unit.test_package import PLANNED, blocked, fresh
+from tests.unit.fresh_process import PLANNED, blocked, fresh
+from tests.unit.layout.worked_models import MODELS, planned
 
 HEADS = Heads(num=2, key_dim=8, value_dim=8, dtype="bfloat16")
 PAGE = Page(kind=SpecKind.FULL_ATTENTION, block_size=16, shape=HEADS)

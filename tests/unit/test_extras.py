@@ -7,7 +7,7 @@ import pytest
 from kvbraid import extras
 
 from tests.captures import ROOT
-from tests.unit.test_package import fresh
+from tests.unit.fresh_process import fresh
 
 BLOCKED = """
 from kvbraid.extras import SERVE

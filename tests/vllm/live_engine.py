@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -22,9 +23,11 @@ from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.tiny_models import FOLDER
 from tests.vllm.engine_process import ENVIRONMENT
+from tests.vllm.soak import NUM_REQUESTS
 
 PROGRAM: Final = Path(__file__).with_name("engine_process.py")
 MESSAGE_TIMEOUT_MS: Final = 10_000
+MAX_OUTPUT: Final = 12
 
 
 def _full(block_size: int) -> GroupSpec:
@@ -211,3 +214,30 @@ def running(
                 yield engine
             finally:
                 process.kill()
+
+
+class Prompts:
+    """Documents asked about again and again, and conversations that go on."""
+
+    def __init__(self, model: LiveModel, seed: int) -> None:
+        self._random = Random(seed)
+        self._limit = model.max_model_len - MAX_OUTPUT
+        self._documents = [self._tokens(900) for _ in range(5)]
+        self._last: list[int] = []
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(10, 250) for _ in range(count)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(NUM_REQUESTS):
+            question = self._tokens(self._random.randrange(1, 200))
+            if self._last and self._random.random() < 0.4:
+                prompt = self._last + question
+            else:
+                document = self._random.choice(self._documents)
+                prompt = document[: self._random.randrange(64, len(document))] + question
+            yield prompt[: self._limit]
+
+    def remember(self, prompt: list[int], output: list[int]) -> None:
+        """The next turn may go on from here."""
+        self._last = prompt + output

@@ -13,7 +13,7 @@ from kvbraid.errors import UnsupportedError
 
 from tests.vllm import loading_connector
 from tests.vllm.drop_in_pair import full, states, window
-from tests.vllm.test_drop_in_schedulers import Engines, Layout, alike, config, scheduler
+from tests.vllm.engines import Engines, Layout, alike, config, scheduler
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     import torch

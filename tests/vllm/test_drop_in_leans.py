@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from tests.vllm.drop_in_pair import full, tokens, window
-from tests.vllm.test_drop_in_schedulers import Engines, Layout, config
+from tests.vllm.engines import Engines, Layout, config
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     from kvbraid.integrations.vllm import leans

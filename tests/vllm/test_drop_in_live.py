@@ -12,10 +12,9 @@ from random import Random
 
 import pytest
 
-from tests.vllm.live_engine import DROP_IN_MODELS, LiveModel
+from tests.vllm.live_engine import DROP_IN_MODELS, MAX_OUTPUT, LiveModel, Prompts
 from tests.vllm.live_pair import events_of, running_both
 from tests.vllm.soak import LIVE_TIMEOUT, NUM_REQUESTS
-from tests.vllm.test_live_engines import MAX_OUTPUT, Prompts
 
 
 def batches(prompts: Prompts) -> Iterator[list[list[int]]]:

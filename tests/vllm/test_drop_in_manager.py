@@ -1,82 +1,31 @@
 """Our manager answers a scheduler as vLLM's own does, call by call, on scripted sequences."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.vllm.drop_in_pair import Pair, chunked, config_of, full, states, tokens, window
+from tests.vllm.drop_in_pair import (
+    LAYOUTS,
+    Pair,
+    chunk,
+    config_of,
+    full,
+    prefill,
+    states,
+    tokens,
+    window,
+)
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     import torch
     from vllm.lora.request import LoRARequest
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-    from vllm.v1.request import Request
-
-LAYOUTS: dict[str, Callable[[], Pair]] = {
-    "full": lambda: Pair(config_of(full(), num_blocks=40), alignment=16, unit=16),
-    "full and window": lambda: Pair(
-        config_of(window(40), full(), num_blocks=60), alignment=16, unit=16
-    ),
-    "dense windows": lambda: Pair(
-        config_of(window(40), window(80), full(), num_blocks=80, retention=None),
-        alignment=16,
-        unit=16,
-    ),
-    "unequal blocks": lambda: Pair(
-        config_of(window(60, 32), full(16), num_blocks=50), alignment=32, unit=16
-    ),
-    "window alone": lambda: Pair(config_of(window(40), num_blocks=30), alignment=16, unit=16),
-    "chunks": lambda: Pair(config_of(chunked(64), full(), num_blocks=60), alignment=16, unit=16),
-    "states": lambda: Pair(config_of(states(), full(), num_blocks=50), alignment=16, unit=16),
-    "states inside blocks": lambda: Pair(
-        config_of(states(64), full(64), num_blocks=30), alignment=64, unit=16
-    ),
-    "full on two ranks": lambda: Pair(
-        config_of(full(16), num_blocks=30), alignment=32, unit=32, dcp_world_size=2
-    ),
-    "states on two ranks": lambda: Pair(
-        config_of(states(32), full(16), num_blocks=50), alignment=32, unit=32, dcp_world_size=2
-    ),
-    "states inside blocks on four ranks": lambda: Pair(
-        config_of(full(16), states(32), full(32, dcp_sharded=False), num_blocks=60),
-        alignment=64,
-        unit=16,
-        dcp_world_size=4,
-    ),
-    "a replicated window on two ranks": lambda: Pair(
-        config_of(window(40, dcp_sharded=False), full(16), num_blocks=80),
-        alignment=32,
-        unit=16,
-        dcp_world_size=2,
-    ),
-    "full on two prefill ranks": lambda: Pair(
-        config_of(full(), num_blocks=40), alignment=16, unit=16, pcp_world_size=2
-    ),
-}
 
 
 @pytest.fixture(params=LAYOUTS, ids=str)
 def pair(request: pytest.FixtureRequest) -> Pair:
     return LAYOUTS[request.param]()
-
-
-def chunk(start: int, end: int) -> int:
-    """Return how long a chunk may be: it ends where a state can be kept, as schedulers see to."""
-    stops = (start // 64 * 64 + 64, (end - 1) // 16 * 16, end)
-    return min(stop for stop in stops if stop > start) - start
-
-
-def prefill(pair: Pair, request: Request) -> int | None:
-    """Compute a whole prompt in chunks; return the hit of the first, None if one does not fit."""
-    pair.both("new_step_starts")
-    hit = pair.start(request, chunk, full_sequence_must_fit=True)
-    while hit is not None and request.num_computed_tokens < request.num_tokens:
-        pair.both("new_step_starts")
-        if not pair.step(request, chunk(request.num_computed_tokens, request.num_tokens)):
-            return None
-    return hit
 
 
 def test_requests_share_prefixes_and_evict_each_other(pair: Pair) -> None:

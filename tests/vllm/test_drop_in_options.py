@@ -13,9 +13,9 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.models import PrefillCost
 
+from tests.vllm.engines import LAYOUTS, Engines, Layout, config, scheduler
 from tests.vllm.live_engine import ENGINE, MODELS, LiveModel
 from tests.vllm.live_pair import running_both
-from tests.vllm.test_drop_in_schedulers import LAYOUTS, Engines, Layout, config, scheduler
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     import vllm

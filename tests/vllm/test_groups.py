@@ -5,23 +5,20 @@ States' shapes, and how ranks divide them, are those of its shape calculator.
 
 import random
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from math import gcd, lcm, prod
+from math import prod
 from typing import Final, TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvbraid.errors import TopologyError
 from kvbraid.models import (
     CacheLayer,
     EngineOptions,
     Heads,
-    LayerGroup,
     Page,
     State,
-    StateTensor,
     engine_layers,
     form_groups,
     group_config,
@@ -33,6 +30,7 @@ from kvbraid.models.pages import covering_block
 from kvbraid.spec import SpecKind
 
 from tests.vllm.live_engine import MODELS, LiveModel
+from tests.vllm.random_models import HEADS, LATENTS, PAGES, STATES, ours
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Of torch and vLLM, while they are imported.
@@ -46,80 +44,7 @@ with warnings.catch_warnings():
     )
 
 
-def ours(
-    layers: Sequence[CacheLayer], form: Callable[..., tuple[LayerGroup, ...]] = form_groups
-) -> list[object] | str:
-    """The same of our groups."""
-    try:
-        groups = form(layers)
-    except TopologyError:
-        return "refused"
-    rows: list[object] = [row(group) for group in groups]
-    if len(groups) > 1:
-        sizes = [group.page.block_size for group in groups]
-        rows.append((lcm(*sizes), gcd(*sizes)))
-    return [*rows, max(group.block_bytes for group in groups)]
-
-
-def row(group: LayerGroup) -> tuple[object, ...]:
-    pages = sorted({layer.page.page_bytes for layer in group.layers})
-    return list(group.numbers), group.kind.value, group.page.block_size, pages
-
-
-BLOCKS: Final = st.sampled_from([16, 16, 16, 32, 48])
-HEADS: Final = st.builds(
-    Heads,
-    num=st.sampled_from([1, 2, 3, 4, 8]),
-    key_dim=st.sampled_from([64, 96, 128]),
-    value_dim=st.sampled_from([64, 128]),
-    dtype=st.sampled_from(["float8_e4m3fn", "bfloat16"]),
-    scale_bytes=st.sampled_from([0, 0, 0, 8]),
-)
-LATENTS: Final = st.builds(
-    Heads,
-    num=st.just(1),
-    key_dim=st.sampled_from([64, 128, 576]),
-    value_dim=st.just(0),
-    dtype=st.just("bfloat16"),
-    replicated=st.just(True),
-)
 SCALED: Final = ["fp8_per_token_head", "int8_per_token_head"]
-STATES: Final = st.builds(
-    lambda sizes: State(
-        tensors=tuple(
-            StateTensor(name=name, dims=(num, width), dtype=dtype)
-            for name, (num, width, dtype) in zip(("conv", "ssm"), sizes, strict=False)
-        )
-    ),
-    st.lists(
-        st.tuples(
-            st.sampled_from([2, 8]),
-            st.sampled_from([64, 192, 1024]),
-            st.sampled_from(["bfloat16", "float32"]),
-        ),
-        min_size=1,
-        max_size=2,
-    ),
-)
-PAGES: Final = st.one_of(
-    st.builds(Page, kind=st.just(SpecKind.FULL_ATTENTION), block_size=BLOCKS, shape=HEADS),
-    st.builds(
-        Page,
-        kind=st.just(SpecKind.SLIDING_WINDOW),
-        block_size=BLOCKS,
-        shape=HEADS,
-        window=st.sampled_from([64, 100]),
-    ),
-    st.builds(
-        Page,
-        kind=st.just(SpecKind.CHUNKED_LOCAL_ATTENTION),
-        block_size=BLOCKS,
-        shape=HEADS.map(lambda heads: replace(heads, value_dim=heads.key_dim)),
-        chunk=st.sampled_from([64, 128]),
-    ),
-    st.builds(Page, kind=st.just(SpecKind.MLA_ATTENTION), block_size=BLOCKS, shape=LATENTS),
-    st.builds(Page, kind=st.just(SpecKind.MAMBA), block_size=BLOCKS, shape=STATES),
-)
 
 
 @st.composite

@@ -31,8 +31,8 @@ from kvbraid.models import (
 )
 
 from tests.unit.layout.engine_fakes import colours
-from tests.unit.models.test_packing import PACKED, layers
-from tests.vllm.test_packing import models
+from tests.unit.models.packed_models import PACKED, layers
+from tests.vllm.random_models import models
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Of torch and vLLM, while they are imported.

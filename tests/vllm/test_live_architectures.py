@@ -16,10 +16,9 @@ from kvbraid.ids import PodId
 from kvbraid.models import EngineOptions, group_config, read_config
 
 from tests.tiny_models import ARCHITECTURES, FOLDER
-from tests.vllm.live_engine import ENGINE, LiveModel
+from tests.vllm.live_engine import ENGINE, MAX_OUTPUT, LiveModel, Prompts
 from tests.vllm.live_pair import events_of, running_both
 from tests.vllm.soak import LIVE_TIMEOUT
-from tests.vllm.test_live_engines import MAX_OUTPUT, Prompts
 
 POD: Final = PodId("pod0")
 OPTIONS: Final = EngineOptions(block_size=32, kernel_block_size=32)

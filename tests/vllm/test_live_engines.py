@@ -4,46 +4,15 @@ Events go over real ZeroMQ from the engine to a `FleetIndex`; before each reques
 how many tokens the engine will reuse, and the engine then says how many it did.
 """
 
-from collections.abc import Iterator
-from random import Random
-
 import pytest
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 
-from tests.vllm.live_engine import ENGINE, MODELS, LiveModel, running
+from tests.vllm.live_engine import ENGINE, MAX_OUTPUT, MODELS, LiveModel, Prompts, running
 from tests.vllm.soak import LIVE_TIMEOUT, NUM_REQUESTS
 
-MAX_OUTPUT = 12
 POD = PodId("pod0")
-
-
-class Prompts:
-    """Documents asked about again and again, and conversations that go on."""
-
-    def __init__(self, model: LiveModel, seed: int) -> None:
-        self._random = Random(seed)
-        self._limit = model.max_model_len - MAX_OUTPUT
-        self._documents = [self._tokens(900) for _ in range(5)]
-        self._last: list[int] = []
-
-    def _tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(10, 250) for _ in range(count)]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(NUM_REQUESTS):
-            question = self._tokens(self._random.randrange(1, 200))
-            if self._last and self._random.random() < 0.4:
-                prompt = self._last + question
-            else:
-                document = self._random.choice(self._documents)
-                prompt = document[: self._random.randrange(64, len(document))] + question
-            yield prompt[: self._limit]
-
-    def remember(self, prompt: list[int], output: list[int]) -> None:
-        """The next turn may go on from here."""
-        self._last = prompt + output
 
 
 @pytest.mark.timeout(LIVE_TIMEOUT)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.drop_in_pair import Pair, tokens
-from tests.vllm.test_drop_in_manager import LAYOUTS, prefill
+from tests.vllm.drop_in_pair import LAYOUTS, Pair, prefill, tokens
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     from vllm.v1.core import block_pool as stock

@@ -13,7 +13,7 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodState
 from kvbraid.spec import EngineDialect, Topology
 
-from tests.unit.fleet.test_pods import (
+from tests.unit.fleet.pods import (
     HYBRID,
     POD,
     bounds,

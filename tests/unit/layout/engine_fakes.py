@@ -4,10 +4,10 @@ Views are made by reshaping, slicing and transposing the allocation, never from 
 have the numbers that the engine writes down. Classes have the names and fields of the engine's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from kvbraid.layout import MemoryPlan, from_engine
@@ -272,3 +272,53 @@ def colours(plan: MemoryPlan, views: Mapping[str, Array], memory: Array) -> tupl
                         named[run] = True
         missed += int((memory[~named] != 0).sum())
     return missed, foreign
+
+
+LAYOUTS: Final = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
+COMPACT: Final = ["LBHNC", "LBNHC", "BLHNC", "BLNHC"]
+FULL, WINDOW = FullAttentionSpec(), SlidingWindowSpec()
+STATE = MambaSpec(
+    shapes=((3, 16), (2, 4, 8)), dtypes=("torch.float16", "torch.float32"), page_size_padded=512
+)
+
+
+def two_groups() -> list[Group]:
+    return [group(FULL, "f.0", "f.1", "f.2"), group(WINDOW, "w.0", "w.1", "w.2")]
+
+
+def uneven() -> list[Group]:
+    return [group(FULL, "f.0", "f.1", "f.2"), group(WINDOW, "w.0", "w.1")]
+
+
+def with_states() -> list[Group]:
+    return [group(FULL, "f.0", "f.1"), group(STATE, "s.0", "s.1"), group(STATE, "s.2")]
+
+
+def padded() -> list[Group]:
+    short = SlidingWindowSpec(num_heads=1, content=24, page_size_padded=1024)
+    long = FullAttentionSpec(num_heads=4)
+    return [group(long, "f.0", "f.1"), group(short, "w.0", "w.1")]
+
+
+def latents() -> list[Group]:
+    return [group(MLAAttentionSpec(num_heads=1, content=72), "m.0", "m.1", "m.2")]
+
+
+def sinks() -> list[Group]:
+    return [group(SinkFullAttentionSpec(), "s.0", "s.1"), group(WINDOW, "w.0", "w.1")]
+
+
+def mixed_pages() -> list[Group]:
+    long, short = MLAAttentionSpec(num_heads=1, content=72), MLAAttentionSpec(num_heads=1)
+    return [mixed(a=long, b=short, c=long, d=short)]
+
+
+CASES: Final[list[tuple[Callable[[], list[Group]], list[str]]]] = [
+    (two_groups, LAYOUTS),
+    (uneven, LAYOUTS),
+    (latents, LAYOUTS),
+    (sinks, LAYOUTS),
+    (with_states, COMPACT),
+    (padded, COMPACT),
+    (mixed_pages, COMPACT),
+]

@@ -39,7 +39,7 @@ from kvbraid.models.pages import Page
 from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State, StateTensor
 from kvbraid.spec import SpecKind
 
-from tests.unit.layout.test_worked_models import planned
+from tests.unit.layout.worked_models import planned
 
 HEADS = Heads(num=2, key_dim=8, value_dim=8, dtype="bfloat16")
 PAGE = Page(kind=SpecKind.FULL_ATTENTION, block_size=16, shape=HEADS)

@@ -24,7 +24,7 @@ from kvbraid.models.shapes import Heads
 from kvbraid.spec import SpecKind
 
 from tests.reference.layout_strategies import Case, cases
-from tests.unit.layout.test_worked_models import planned
+from tests.unit.layout.worked_models import planned
 
 BASE = 1 << 46
 HYBRID = planned("qwen3-next-80b-a3b")  # Four groups; padded states, so several runs a block.

@@ -4,7 +4,7 @@ import pytest
 from kvbraid.layout import Layout, MemoryPlan, PlanOptions, from_grouping, plan_memory
 from kvbraid.models import Grouping, packed_groups
 
-from tests.unit.models.test_packing import PACKED, layers
+from tests.unit.models.packed_models import PACKED, layers
 
 
 def planned(case: str, *, packed: bool = True) -> MemoryPlan:

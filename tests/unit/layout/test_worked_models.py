@@ -1,34 +1,9 @@
 """The plans of published models have the bytes, strides and runs that were worked out for them."""
 
-from pathlib import Path
+from kvbraid.layout import Layout, from_json, to_json
+from kvbraid.models import EngineOptions
 
-from kvbraid.layout import (
-    Layout,
-    MemoryPlan,
-    PlanOptions,
-    Split,
-    from_grouping,
-    from_json,
-    plan_memory,
-    to_json,
-)
-from kvbraid.models import EngineOptions, group_config, read_config
-
-MODELS = Path(__file__).parents[2] / "fixtures" / "models"
-
-
-def planned(
-    name: str,
-    options: EngineOptions | None = None,
-    *,
-    layout: Layout = Layout.NHD,
-    kernel_block: int | None = None,
-    split: Split | None = None,
-) -> MemoryPlan:
-    config = read_config(MODELS / f"{name}.json")
-    grouping = group_config(config, options or EngineOptions()).grouping
-    groups = from_grouping(grouping, layout=layout, kernel_block=kernel_block)
-    return plan_memory(groups, num_blocks=4, options=PlanOptions(split=split))
+from tests.unit.layout.worked_models import planned
 
 
 def test_gemma_2_keeps_a_block_of_either_group_in_one_range() -> None:

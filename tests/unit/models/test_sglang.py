@@ -1,7 +1,5 @@
 """What SGLang keeps of a model: its own lists decide, not what the layers need."""
 
-import json
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -9,7 +7,8 @@ from kvbraid.errors import InvalidValueError, TopologyError
 from kvbraid.models import silent_groups, with_silent_groups
 from kvbraid.spec import GroupSpec, SilentGroup, SpecKind, Topology
 
-MODELS: Final = Path(__file__).resolve().parents[2] / "fixtures" / "models"
+from tests.published_models import published
+
 FULL: Final = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
 
 
@@ -19,11 +18,6 @@ def window(tokens: int, block_size: int = 16) -> GroupSpec:
 
 def state(block_size: int = 16) -> GroupSpec:
     return GroupSpec(kind=SpecKind.MAMBA, block_size=block_size)
-
-
-def published(name: str, **changes: object) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((MODELS / f"{name}.json").read_text())
-    return {**config, **changes}
 
 
 def completed(

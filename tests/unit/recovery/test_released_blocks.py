@@ -11,7 +11,7 @@ from kvbraid.recovery.ledger.open_loads import Moment, OpenLoads
 from kvbraid.recovery.ledger.released_blocks import ReleasedBlocks
 from kvbraid.recovery.ledger.state import RecoveryOptions, RecoveryState
 
-from tests.unit.recovery.test_states_inside import TOPOLOGY as STATES_INSIDE
+from tests.unit.recovery.topologies import STATES_INSIDE
 
 RUN = Run(
     request=1,

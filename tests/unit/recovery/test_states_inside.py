@@ -3,21 +3,12 @@
 from kvbraid.cache import CacheConfig, CacheManager, Need
 from kvbraid.loads import Failures
 from kvbraid.recovery import Run, assess
-from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-TOPOLOGY = Topology(
-    groups=(
-        GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),
-        GroupSpec(kind=SpecKind.MAMBA, block_size=16),
-    ),
-    hash_block_size=4,
-    alignment=16,
-    partial_hits=True,
-)
+from tests.unit.recovery.topologies import STATES_INSIDE
 
 
 def test_a_copy_of_a_state_that_was_kept_inside_a_block_is_tainted() -> None:
-    cache = CacheManager(CacheConfig(num_blocks=20, topology=TOPOLOGY))
+    cache = CacheManager(CacheConfig(num_blocks=20, topology=STATES_INSIDE))
     request = cache.add(range(21))
     held = set[int]()
     for tokens, loaded in ((4, 16), (1, 0)):

@@ -8,10 +8,10 @@ from typing import Any, Final
 from kvbraid.integrations.vllm import KvbraidAsyncScheduler, KvbraidScheduler
 
 from tests.vllm.drop_in_pair import chunked, full, states, window
+from tests.vllm.engines import Layout, config, scheduler
 from tests.vllm.recovery import ghost_connector
 from tests.vllm.recovery.ghost_connector import GhostConnector
 from tests.vllm.recovery.ghost_worker import GARBAGE, Worker, truth
-from tests.vllm.test_drop_in_schedulers import Layout, config, scheduler
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     from vllm.config import KVTransferConfig

@@ -7,18 +7,20 @@ blocks go wrong, and says when that is reported.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from kvbraid.spec import GroupSpec, SpecKind
 
 from tests.reference import resume
 from tests.vllm.drop_in_pair import config_of
+from tests.vllm.engines import Layout
 from tests.vllm.recovery.ghost_connector import Load
 from tests.vllm.recovery.ghost_engine import GhostEngine
 from tests.vllm.recovery.ghost_worker import Part, prefix_hashes, truth
-from tests.vllm.test_drop_in_schedulers import Layout
 
 MAX_TOKENS: Final = 4
+NUM_TOKENS: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +194,23 @@ class RebuiltEngine(GhostEngine):
             return held.get(end) == hashes[end]
         first = (end - 1) // spec.block_size * spec.block_size
         return all(held.get(token - first) == hashes[token + 1] for token in range(first, end))
+
+
+def loaded_by(mix: Mix) -> int:
+    """Return how many tokens a load brings: 99 of 100 blocks, less what is not aligned."""
+    unit = mix.alignment if mix.loads_whole_blocks else mix.unit
+    return 396 // unit * unit
+
+
+def groups_that_fail(mix: Mix) -> Iterable[list[int]]:
+    """Every group alone, and all together."""
+    everyone = list(range(len(mix.groups)))
+    yield from ([group] for group in everyone[: len(everyone) if len(everyone) > 1 else 0])
+    yield everyone
+
+
+def check_untouched(engine: RebuiltEngine, requests: Iterable[Any]) -> None:
+    """No token of these requests is computed twice."""
+    for request in requests:
+        parts = engine.parts_of(request)
+        assert all(a.end == b.start for a, b in pairwise(parts)), parts

@@ -15,7 +15,7 @@ import pytest
 
 from tests.vllm.live_engine import LiveModel
 from tests.vllm.live_pair import SCHEDULER
-from tests.vllm.recovery.test_live_recovery import (
+from tests.vllm.recovery.live_engines import (
     FORMS,
     HYBRIDS,
     NEAR_TIE,

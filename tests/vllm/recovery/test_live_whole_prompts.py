@@ -12,7 +12,7 @@ import pytest
 
 from tests.vllm.live_engine import LiveModel
 from tests.vllm.live_pair import SCHEDULER
-from tests.vllm.recovery.test_live_recovery import HYBRIDS, compare, running, tokens
+from tests.vllm.recovery.live_engines import HYBRIDS, compare, running, tokens
 from tests.vllm.soak import LIVE_TIMEOUT
 
 WHOLE = {"is_async": True, "is_whole": True}

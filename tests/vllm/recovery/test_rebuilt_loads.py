@@ -4,9 +4,8 @@ Three requests load nearly all of their prompts, and some blocks of the second o
 and the last, one in the middle and the last, the last alone, in every group alone and in all.
 """
 
-from collections.abc import Iterable
-from itertools import pairwise, permutations
-from typing import Any, Final
+from itertools import permutations
+from typing import Final
 
 import pytest
 
@@ -18,9 +17,15 @@ from tests.vllm.recovery.expected_starts import (
     written_since,
 )
 from tests.vllm.recovery.mixes import MIXES, dense
-from tests.vllm.recovery.rebuilt_engine import Mix, RebuiltEngine, Report
+from tests.vllm.recovery.rebuilt_engine import (
+    NUM_TOKENS,
+    RebuiltEngine,
+    Report,
+    check_untouched,
+    groups_that_fail,
+    loaded_by,
+)
 
-NUM_TOKENS: Final = 400
 MIDDLE: Final = 200
 WARM: Final = 183
 MODES: Final = {
@@ -39,19 +44,6 @@ EVERY_MIX_AND_MODE: Final = pytest.mark.parametrize(
 )
 
 
-def loaded_by(mix: Mix) -> int:
-    """Return how many tokens a load brings: 99 of 100 blocks, less what is not aligned."""
-    unit = mix.alignment if mix.loads_whole_blocks else mix.unit
-    return 396 // unit * unit
-
-
-def groups_that_fail(mix: Mix) -> Iterable[list[int]]:
-    """Every group alone, and all together."""
-    everyone = list(range(len(mix.groups)))
-    yield from ([group] for group in everyone[: len(everyone) if len(everyone) > 1 else 0])
-    yield everyone
-
-
 def prompts() -> list[list[int]]:
     return [tokens(seed, NUM_TOKENS) for seed in range(3)]
 
@@ -65,13 +57,6 @@ def report(engine: RebuiltEngine, bad: set[int], *, waits: bool, is_async: bool)
     engine.use(Report(blocks=bad, ended=set(engine.loads) if waits else set()))
     engine.spoiled = set()
     engine.run()
-
-
-def check_untouched(engine: RebuiltEngine, requests: Iterable[Any]) -> None:
-    """No token of these requests is computed twice."""
-    for request in requests:
-        parts = engine.parts_of(request)
-        assert all(a.end == b.start for a, b in pairwise(parts)), parts
 
 
 def fail_second(

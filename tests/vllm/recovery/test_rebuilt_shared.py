@@ -13,9 +13,10 @@ from tests.reference import resume
 from tests.vllm.drop_in_pair import tokens
 from tests.vllm.recovery.expected_starts import Expected, expected, number_of, written_since
 from tests.vllm.recovery.mixes import MIXES
-from tests.vllm.recovery.rebuilt_engine import RebuiltEngine, Report
-from tests.vllm.recovery.test_rebuilt_loads import (
+from tests.vllm.recovery.rebuilt_engine import (
     NUM_TOKENS,
+    RebuiltEngine,
+    Report,
     check_untouched,
     groups_that_fail,
     loaded_by,

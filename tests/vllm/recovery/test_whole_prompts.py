@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tests.vllm.drop_in_pair import chunked, full, tokens, window
+from tests.vllm.engines import Layout
 from tests.vllm.recovery.ghost_engine import LAYOUTS, GhostEngine
 from tests.vllm.recovery.ghost_worker import truth
-from tests.vllm.test_drop_in_schedulers import Layout
 
 BLOCK = 16
 GROUPS: dict[str, tuple[tuple[Any, ...], int]] = {
