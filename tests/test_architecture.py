@@ -54,6 +54,10 @@ CORE: Final = ROOT / "crates" / "core" / "src"
 USE_DECLARATION: Final = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.MULTILINE)
 INNERMOST_BRACES: Final = re.compile(r"([\w:]*::)\{([^{}]*)\}")
 LISTED_MODULE: Final = re.compile(r"^//! - `(\w+)`: ", re.MULTILINE)
+NAMED_IN_A_MAP: Final = re.compile(r"^ *(\w+)/? {2,}|`(\w+)/?`", re.MULTILINE)
+NAMED_IN_RUST: Final = re.compile(r"[`\[](?:crate::)?(\w+)[`\]]")
+MAPS_TO_COME: Final = frozenset({"recovery", "integrations/vllm"})
+"""Folders of the package that are being rearranged."""
 
 LAYERS_OF_THE_CORE: Final = (
     ("cache", "adaptive"),
@@ -242,6 +246,38 @@ def imports_against_the_reading_order() -> Iterator[str]:
                     yield f"{'::'.join(module)} takes from {'::'.join(used)}, which stands above"
 
 
+def modules_of_the_core_on_no_map() -> Iterator[str]:
+    texts = modules_of_the_core()
+    for folder, text in ((() if name == ("lib",) else name, text) for name, text in texts.items()):
+        docs = "\n".join(line for line in text.splitlines() if line.startswith("//!"))
+        named = {name.lower() for name in NAMED_IN_RUST.findall(docs)} | {"lib", "tests"}
+        inside = {
+            module[len(folder)] for module in texts if module[: len(folder)] == folder != module
+        }
+        if missing := inside - named:
+            yield f"{'::'.join(folder) or 'lib'}: say what {sorted(missing)} are for"
+
+
+def modules_on_no_map() -> Iterator[str]:
+    """The face of each folder names its modules, in the package below "In reading order:"."""
+    files = [path.relative_to(PACKAGE) for path in sources(".py", under="python/kvbraid/")]
+    for face in files:
+        folder = face.parent
+        if face.name != "__init__.py" or folder.as_posix() in MAPS_TO_COME:
+            continue
+        docs = ast.get_docstring(ast.parse((PACKAGE / face).read_text())) or ""
+        found = NAMED_IN_A_MAP.findall(docs.partition("In reading order:")[2])
+        inside = {
+            file.relative_to(folder).with_suffix("").parts[0]
+            for file in files
+            if file.is_relative_to(folder) and not file.name.startswith("__")
+        }
+        if missing := inside - {first or other for first, other in found}:
+            yield f"{face}: say what {sorted(missing)} are for, in the order of reading"
+        if unknown := {first for first, _ in found if first} - inside:
+            yield f"{face}: {sorted(unknown)} are not here any more"
+
+
 def uses_in_the_core() -> dict[Module, set[Module]]:
     texts = modules_of_the_core()
     return {module: set(uses_of_siblings(module, text, texts)) for module, text in texts.items()}
@@ -326,6 +362,8 @@ def ambiguous_directions() -> Iterator[str]:
         helpers_in_test_modules,
         native_names_without_differential_test,
         imports_against_the_reading_order,
+        modules_on_no_map,
+        modules_of_the_core_on_no_map,
         circles_of_the_core,
         climbs_in_the_core,
         scattered_types,

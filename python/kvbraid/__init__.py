@@ -2,6 +2,27 @@
 
 A public name is resolved when it is first used. `import kvbraid` therefore loads no other module,
 and the modules that work without the native core (`kvbraid.models`, `kvbraid.spec`) never load it.
+
+In reading order:
+
+    ids            one type per identifier; `errors` is the whole error tree
+    kinds          refuses values of a wrong type; `reading` says what is wrong with a document
+    spec           what one cache consists of; `engine` is what a pod's engine does apart from that
+    hashing        from tokens to the engines' block hashes; `tokenizer` has tokens for a text
+    resume         how much of a request one cache can reuse
+    models/        from a model's config.json to its layers and groups
+    spec_mapping   a pod as operators describe it, read with `models/`
+    events/        what engines publish
+    cache/         one engine's block cache
+    layout/        where every byte of a cache lies
+    recovery/      what to do when loads fail; `state_files` keeps what decisions were made from
+    scheduler/     the example for engine builders
+    fleet/         how much of a request each pod can reuse
+    service/       sockets, HTTP and clocks
+    integrations/  engines on our parts
+    sim/           fleets and caches without a model
+    report/        results as people see them
+    cli/           the command; `extras` says what is not installed
 """
 
 from importlib import import_module

@@ -8,7 +8,9 @@
 //! token a request can resume). The other modules apply the rule: [`fleet`] to what many engines
 //! published, [`cache`] to the blocks of one engine (in [`adaptive`], one that chooses its eviction
 //! policy while it runs), and [`recovery`] to the tables of requests whose
-//! loads failed. [`hash`] and [`wire`] implement how
+//! loads failed. [`blocks`] are those of one memory. [`prefix`] is our own key of a prefix, and
+//! [`wide`] and [`token_json`] are about token ids. All of these may use what is small: [`ids`],
+//! `names`, [`error`], [`secret`], `divisors`, `key_table`. [`hash`] and [`wire`] implement how
 //! engines name blocks and publish events about them:
 //!
 //! ```

@@ -1,4 +1,18 @@
-"""One engine's block cache over any mix of groups: it reuses, hands out and keeps blocks."""
+"""One engine's block cache over any mix of groups: it reuses, hands out and keeps blocks.
+
+In reading order:
+
+    config        how a cache is set up, with `retention` policies and `parallel` ranks
+    step          what requests ask for in a step, and what they get
+    manager       the face: what an engine calls, step by step
+    chunk         where a chunk of a prompt should end
+    failed_loads  what becomes of the cache when loads failed; `tables` are those of requests
+    pool          calls on single blocks, for connectors
+    events        what the cache recorded, for publishers
+    statistics    counts; `leaning` says what is evicted first, and what else would have saved
+    debug         a view for tests and people
+    counts        the checks of arguments that all of these share
+"""
 
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.debug import CacheDebug

@@ -2,6 +2,15 @@
 
 Exit status: 0 done, 1 a check failed, 2 wrong usage, bad input or an unreachable server (one line
 on stderr that ends with the remedy).
+
+In reading order:
+
+    options   what commands have in common
+    models    `kvbraid model` and `kvbraid plan`
+    cache     `kvbraid cache`
+    recovery  `kvbraid recover`
+
+The other commands are here.
 """
 
 import os

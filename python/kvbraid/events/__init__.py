@@ -1,4 +1,12 @@
-"""The contract between a node's cache and the fleet: events, and how they look on the wire."""
+"""The contract between a node's cache and the fleet: events, and how they look on the wire.
+
+In reading order:
+
+    model     the three events, and a batch of them
+    wire      bytes to events and back
+    buffered  TensorRT-LLM's events, as usual payloads
+    sequence  what came from a publisher and what is missing: `held` waits, `digest` compares
+"""
 
 from kvbraid.events.model import (
     AllBlocksCleared,

@@ -32,6 +32,16 @@ Applied(stored=4, removed=0, cleared=0, refused=0)
 >>> [row] = index.score(request).rows
 >>> row.lower, row.upper, row.exactness
 (0, 64, 'bound')
+
+In reading order:
+
+    request       what a caller asks
+    answer        what it gets
+    index         the face: event bytes in, scores out
+    registration  a pod on its way to the core
+    weights       what a token on each tier is worth
+    awaiting      a score inside an event loop
+    fields        what is wrong with a field
 """
 
 from kvbraid.fleet.answer import (

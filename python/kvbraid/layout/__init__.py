@@ -2,7 +2,7 @@
 
     groups (kvbraid.models) -> plan (planner) -> tensors (tensors.py, torch) -> references
 
-To be read in this order:
+In reading order:
 
     plan         what a plan says; `sizes` are its numbers, `check` is what every plan keeps
     planning/    from groups of layers to a plan

@@ -1,4 +1,22 @@
-"""From a model's config.json to its layers, and what each layer keeps in the cache."""
+"""From a model's config.json to its layers, and what each layer keeps in the cache.
+
+In reading order:
+
+    config         a config, read field by field; `files` finds it, `known` has some by name
+    shapes         what one layer keeps; `cache_types` are its element types
+    layers         the answer: which layers need which cache
+    read           from a config to that answer
+    registry       the table of architectures; `family` is the type of its rows
+    attention      rows of attention alone; `named` are those with field names of their own
+    recurrent      rows with recurrent layers
+    patterns       which caches each layer owns
+    sizes          what a layer of each role keeps
+    pages          the memory of one layer's block
+    grouping       which layers share a block table; `packing` is the same for mixed pages
+    engine_groups  from a config and an engine's options to groups
+    sglang         what SGLang keeps of a model
+    prefill_cost   what a reused prefix saves
+"""
 
 from kvbraid.models.engine_groups import EngineOptions, GroupedModel, group_config, group_layers
 from kvbraid.models.files import find_config, read_config

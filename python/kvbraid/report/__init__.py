@@ -1,1 +1,15 @@
-"""Results as people see them: tables, progress and pictures, made with rich and matplotlib."""
+"""Results as people see them: tables, progress and pictures, made with rich and matplotlib.
+
+In reading order:
+
+    console        where reports go
+    tables         tables in which nothing is cut, used by most of the others
+    answers        what a server answers
+    events         what `kvbraid tail` shows
+    replay         replays of captures
+    demo           the demo, as it goes on
+    models         a model's layers and groups; `memory_plan` is where they stand in memory
+    block_picture  a block as SVG, drawn from `block_rows`
+    simulation     policies at every memory; `plot` draws them
+    recovery       what a decision does with each request, and why
+"""

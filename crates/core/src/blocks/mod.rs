@@ -3,7 +3,8 @@
 //!
 //! [`crate::ids`] names a block, `hash_index` finds blocks by hash, `pool` counts references and
 //! orders the free blocks for eviction, and `events` records which blocks became findable and which
-//! no longer are. `block_set` answers which entries of a table are among some blocks.
+//! no longer are. `extra` separates requests with the same tokens. `block_set` answers which entries
+//! of a table are among some blocks.
 //! The engine's cache has one pool, on the GPU.
 //!
 //! ```

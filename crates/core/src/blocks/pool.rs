@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A block that a checkpoint keeps is free but not in the queue: it cannot be evicted until the
-//! checkpoint lets it go.
+//! checkpoint lets it go. `waiting` says how long the next victim has waited, and `integrity` what
+//! is true between any two calls.
 
 mod integrity;
 mod waiting;

@@ -1,4 +1,4 @@
-"""From groups of layers to a plan. `planner` makes it, with the others in this order:
+"""From groups of layers to a plan. In reading order:
 
 layers       what a plan is made from: layers and groups
 geometry     how a kernel indexes a page; `probe` asks a backend
