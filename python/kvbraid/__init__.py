@@ -13,6 +13,7 @@ In reading order:
     models/        from a model's config.json to its layers and groups
     spec_mapping   a pod as operators describe it, read with `models/`
     events/        what engines publish
+    loads/         the words of loads from other tiers
     cache/         one engine's block cache
     layout/        where every byte of a cache lies
     recovery/      what to do when loads fail; `state_files` keeps what decisions were made from

@@ -1,7 +1,8 @@
 """The words of loads, for those who order them, carry them out and recover from them.
 
-`failures`: what did not arrive, and why; `tiers`: what a tier is asked and offers; `load`: what is
-loaded, and what ranks report; `quarantine`: blocks that a rank may still write.
+In reading order: `failures` is what did not arrive, and why; `tiers` says what a tier is asked and
+offers; `load` is what is loaded, and what ranks report; `quarantine` has the blocks that a rank
+may still write.
 """
 
 from kvbraid.loads.failures import Cause, Failures, GroupBlock, Record
