@@ -99,7 +99,7 @@ def test_the_lean_follows_traffic_that_changes_its_nature() -> None:
     assert leaning.num_requests == len(played)
     assert len(set(leans)) > 1
     assert leaning.num_changes == sum(
-        a != b for a, b in zip(["dense", *leans], leans, strict=False)
+        a != b for a, b in zip(["value", *leans], leans, strict=False)
     )
     total = sum(len(ask.tokens) for ask in played)
     rivals = (Dense(), Interval(0), Interval(1_024))

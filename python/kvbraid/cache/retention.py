@@ -55,7 +55,7 @@ class ByValue:
 
     Checkpoints are the boundaries where prompts and requests end, where requests branch off, and
     every `interval` tokens. What goes first is decided by the traffic: shadows of the cache, one
-    for each lean, say which one would have saved most lately. It begins with `Lean.DENSE`. The
+    for each lean, say which one would have saved most lately. It begins with `Lean.VALUE`. The
     formula of a value is in docs/cache.md.
 
     Attributes:

@@ -9,7 +9,7 @@ use super::evidence::Evidence;
 use super::recorded_request::{RecordedRequest, Unit};
 use super::replay_schedule::ReplaySchedule;
 use super::sample::Sample;
-use super::simulated_cache::{Scale, SimulatedCache};
+use super::simulated_cache::{Scale, SimulatedCache, hashes_that_fill};
 use crate::cache::{
     ByValue, CacheConfig, Checkpoints, EvictionPolicy, FinishedRequest, PrefillCost, Retention,
 };
@@ -19,6 +19,9 @@ use crate::spec::SpecKind;
 /// The numbers of requests that the two memories of evidence stand for.
 const LONG_MEMORY: f64 = 256.0;
 const SHORT_MEMORY: f64 = 8.0;
+
+/// The first policy is given up if nothing is reused until requests have filled the cache so often.
+const PATIENCE: usize = 2;
 
 /// The regular checkpoints of the policies that keep windows at intervals, in tokens.
 const INTERVALS: [u32; 2] = [1_024, 8_192];
@@ -59,6 +62,9 @@ pub(super) struct Adaptation {
     unit: Unit,
     /// The simulated cache whose policy the cache has.
     policy: usize,
+    /// The hashes that fill the cache, and those of the requests that have finished.
+    fill: usize,
+    num_hashes: usize,
     /// What the simulated caches have saved of many requests, and of the very last ones.
     long_term: Evidence,
     short_term: Evidence,
@@ -87,6 +93,8 @@ impl Adaptation {
         };
         let caches: Vec<_> = policies(config, by_value).filter_map(simulated).collect();
         let count = caches.len();
+        let is_first = |cache: &SimulatedCache| cache.policy == EvictionPolicy::Value;
+        let policy = caches.iter().position(is_first)?;
         (count > 1).then(|| Self {
             caches,
             sample: Sample::new(scale.sample),
@@ -96,7 +104,9 @@ impl Adaptation {
                 tokens: config.topology.hash_block_size * scale.blocks,
                 num_hashes: scale.blocks,
             },
-            policy: 0,
+            policy,
+            fill: hashes_that_fill(config, config.num_blocks),
+            num_hashes: 0,
             long_term: Evidence::new(count, LONG_MEMORY),
             short_term: Evidence::new(count, SHORT_MEMORY),
             num_requests: 0,
@@ -116,6 +126,7 @@ impl Adaptation {
             return None;
         }
         self.num_requests += 1;
+        self.num_hashes += request.num_hashes();
         self.record(request);
         self.schedule.pay(request.num_hashes());
         while let Some((request, counts)) = self.schedule.next() {
@@ -153,12 +164,19 @@ impl Adaptation {
         }
     }
 
-    /// The simulated cache to begin with. Until blocks are evicted that would have been reused, all
-    /// of them save the same.
+    /// The simulated cache to imitate until blocks are evicted that would have been reused: so long,
+    /// all of them save the same. A new cache expects that the ends of requests are resumed, as
+    /// those of conversations are: otherwise it would be full of windows before the first evidence
+    /// comes. If nothing at all is reused, it does what the engine does, until most of what is
+    /// reused was at checkpoints.
     fn guess(&self, retention: &Checkpoints) -> Option<usize> {
-        let is_by_value = |cache: &SimulatedCache| cache.policy == EvictionPolicy::Value;
-        let by_value = self.caches.iter().position(is_by_value);
-        by_value.filter(|other| retention.most_reuse_was_at_checkpoints() && *other != self.policy)
+        let policy = match retention.most_reuse_was_at_checkpoints() {
+            Some(true) => EvictionPolicy::Value,
+            None if self.num_hashes >= PATIENCE * self.fill => EvictionPolicy::Dense,
+            Some(false) | None => return None,
+        };
+        let guess = self.caches.iter().position(|it| it.policy == policy);
+        guess.filter(|guess| *guess != self.policy)
     }
 
     /// The simulated cache to imitate from now on, if it is another one.
@@ -207,9 +225,8 @@ impl Adaptation {
     }
 }
 
-/// The policies of a cache, the first of which it has while it knows nothing: the engine's own. Of
-/// policies that save the same, one that keeps regular checkpoints comes first, in case it matters
-/// soon.
+/// The policies of a cache. Of policies that save the same, one that keeps regular checkpoints comes
+/// first, in case it matters soon.
 fn policies(
     config: &CacheConfig,
     by_value: ByValue,

@@ -74,18 +74,22 @@ impl Scale {
         if config.num_blocks <= MOST_BLOCKS {
             return None;
         }
-        let Topology {
-            groups, alignment, ..
-        } = &config.topology;
-        let cached = groups.iter().filter(|group| group.prefix_cacheable);
-        let blocks: u32 = cached.map(|group| alignment / group.block_size).sum();
-        let num_hashes = alignment / config.topology.hash_block_size;
-        let fill = self.num_blocks(config) / blocks.max(1) * num_hashes;
         Some(Pace {
-            fill: fill as usize,
+            fill: hashes_that_fill(config, self.num_blocks(config)),
             num_caches,
         })
     }
+}
+
+/// The hashes of requests that fill this number of blocks, if nothing is reused.
+pub(super) fn hashes_that_fill(config: &CacheConfig, num_blocks: u32) -> usize {
+    let Topology {
+        groups, alignment, ..
+    } = &config.topology;
+    let cached = groups.iter().filter(|group| group.prefix_cacheable);
+    let blocks: u32 = cached.map(|group| alignment / group.block_size).sum();
+    let num_hashes = alignment / config.topology.hash_block_size;
+    (num_blocks / blocks.max(1) * num_hashes) as usize
 }
 
 #[derive(Debug, Clone)]

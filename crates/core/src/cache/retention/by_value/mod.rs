@@ -203,7 +203,7 @@ impl Checkpoints {
         });
         Some(Self {
             by_value,
-            policy: by_value.policy.unwrap_or(EvictionPolicy::Dense),
+            policy: by_value.policy.unwrap_or(EvictionPolicy::Value),
             first_stale: NO_NODE,
             needs_no_tail,
             overlaps: (!needs_no_tail).then(|| Overlaps::new(config.num_blocks as usize)),
@@ -278,9 +278,13 @@ impl Checkpoints {
     }
 
     /// Whether most of what requests reused was at checkpoints, so keeping these alone would have
-    /// saved most of it.
-    pub(crate) fn most_reuse_was_at_checkpoints(&self) -> bool {
-        self.reused.at_checkpoints > self.reused.elsewhere
+    /// saved most of it. `None` if nothing was reused.
+    pub(crate) fn most_reuse_was_at_checkpoints(&self) -> Option<bool> {
+        let Reused {
+            at_checkpoints,
+            elsewhere,
+        } = self.reused;
+        (at_checkpoints + elsewhere > 0).then_some(at_checkpoints > elsewhere)
     }
 
     /// Notes that a request gives its blocks back after `tokens`, so its last boundary becomes a
