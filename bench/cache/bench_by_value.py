@@ -1,10 +1,11 @@
 """What does retention by value cost an engine's steps while it keeps 100 000 checkpoints?
 
-Both sides are ours: `ByValue()` with its shadows, and dense retention as the rival. Prompts of 50
-tokens that never come back fill a pool of a full group and a group of windows, so that every
-prompt leaves a checkpoint and evicts another. `KVBRAID_BENCH_CHECKPOINTS=10_000` makes it smaller.
+Both sides are ours: `ByValue()` with its simulated caches, and dense retention as the rival.
+Prompts of 50 tokens that never come back fill a pool of a full group and a group of windows, so
+that every prompt leaves a checkpoint and evicts another. `KVBRAID_BENCH_CHECKPOINTS=10_000`
+makes it smaller.
 `by_value_end_to_end` is the request of `end_to_end`: long prompts in a pool that is small for
-them, once shadows have played the first stretch of the traffic. Before, they play up to sixteen
+them, once these have replayed the first recorded window. Before, they play up to sixteen
 times as much: `KVBRAID_BENCH_FIRST=32` measures that. `by_value_star` is the slowest of 20 400
 requests on prompts that share their beginning.
 """
@@ -36,7 +37,7 @@ GROUPS = (
 )
 BLOCKS_PER_CHECKPOINT = 6
 FIRST_STRETCH = int(os.environ.get("KVBRAID_BENCH_FIRST", "256"))
-"""Requests of 8 192 tokens after which shadows have played the first stretch of a new cache."""
+"""Requests of 8 192 tokens after which simulated caches have replayed the first window."""
 NUM_SIBLINGS = 20_000
 SHARED_TOKENS = 320
 
@@ -109,7 +110,7 @@ def allocate_us(filled: Filled) -> float:
 
 
 def request_us(filled: Filled) -> float:
-    """Return what a request takes, its hashes and shadows included."""
+    """Return what a request takes, its hashes and simulated caches included."""
     prompts = (filled.text(PROMPT_TOKENS) for _ in range(NUM_PROMPTS))
     return 1e6 * statistics.fmean(filled.prompt(prompt)[1] for prompt in prompts)
 
@@ -180,7 +181,7 @@ ROWS = (
     row("allocate", "allocate for a prompt of 50 tokens, each evicts as much", allocate_us),
     row(
         "request",
-        "a request of 50 tokens from its tokens to its release, shadows included",
+        "a request of 50 tokens from its tokens to its release, simulated caches included",
         request_us,
     ),
     row("decode", "a decoding step of 256 requests", decode_us),

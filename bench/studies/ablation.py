@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-from kvbraid.cache import ByValue, Dense, Interval, Lean, Retention
+from kvbraid.cache import ByValue, Dense, EvictionPolicy, Interval, Retention
 from kvbraid.sim.traces.models import simulated_model
 from kvbraid.sim.traces.policies import retention_of
 from kvbraid.sim.traces.simulation import simulate
@@ -37,7 +37,7 @@ POLICIES: Final[Mapping[str, Retention]] = {
     "interval-0": Interval(0),
     "interval-1k": Interval(1_024),
     "interval-8k": Interval(8_192),
-    "value": ByValue(lean=Lean.VALUE),
+    "value": ByValue(policy=EvictionPolicy.VALUE),
     "adapts": ByValue(),
 }
 SEEDS: Final = ("s1", "s2", "s3")
@@ -92,7 +92,9 @@ def of_trace(traces: Path, cell: Cell) -> Rates:
     """Return the rate of each policy from an empty pool on, in percent."""
     trace, model = trace_of(traces, cell.traffic, NUM_TRACED), simulated_model(cell.model)
     num_blocks = num_blocks_of(traces, cell.traffic, cell.model, cell.which, NUM_TRACED)
-    always = ByValue(interval=8_192, lean=Lean.VALUE, cost=model.cost).aligned(model.alignment)
+    always = ByValue(interval=8_192, policy=EvictionPolicy.VALUE, cost=model.cost).aligned(
+        model.alignment
+    )
     policies = {name: retention_of(name, model) for name in RIVALS}
     policies |= {"value": always, "adapts": retention_of("value", model)}
     return {

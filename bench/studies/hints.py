@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvbraid.cache import ByValue, Lean
+from kvbraid.cache import ByValue, EvictionPolicy
 from kvbraid.sim.traces.models import simulated_model
 from kvbraid.sim.traces.simulation import simulate
 
@@ -38,7 +38,7 @@ NUM_TRACED: Final = 2_000
 
 TRACED: Final = ("llama-3.1-8b", "gpt-oss-120b", "qwen3-next-80b-a3b")
 PLAYED: Final = ("chat", "turning", "giant")
-LEANS: Final = {"adapts": None, "value": Lean.VALUE}
+EVICTION_POLICIES: Final = {"adapts": None, "value": EvictionPolicy.VALUE}
 RIGHT: Final = (None, 100, 80, 50)
 """How many percent of the sessions are told rightly; None: nothing is told."""
 
@@ -56,7 +56,7 @@ class Cell:
     traffic: str
     model: str
     pool: str
-    lean: str
+    policy: str
     right: int | None
 
 
@@ -65,7 +65,7 @@ def cells() -> list[Cell]:
     pools = [*product(BOUNDED, TRACED, TIGHT)]
     middle = {name: str(model.pools[1]) for name, model in MODELS.items()}
     pools += [(workload, *pool) for workload, pool in product(PLAYED, middle.items())]
-    return [Cell(*pool, *rest) for pool in pools for rest in product(LEANS, RIGHT)]
+    return [Cell(*pool, *rest) for pool in pools for rest in product(EVICTION_POLICIES, RIGHT)]
 
 
 def run(study: "Study") -> int:
@@ -103,7 +103,7 @@ def compute(traces: Path, cell: Cell) -> float:
 
 
 def _played(cell: Cell) -> float:
-    model, policy = MODELS[cell.model], ByValue(lean=LEANS[cell.lean])
+    model, policy = MODELS[cell.model], ByValue(policy=EVICTION_POLICIES[cell.policy])
     played = asks(WORKLOADS[cell.traffic], cell.traffic, NUM_REQUESTS)
     numbers = Numbers(unit=16)
     paths = [numbers.path(ask.tokens) for ask in played]
@@ -114,7 +114,7 @@ def _played(cell: Cell) -> float:
 def _traced(traces: Path, cell: Cell) -> float:
     trace, model = trace_of(traces, cell.traffic, NUM_TRACED), simulated_model(cell.model)
     num_blocks = num_blocks_of(traces, cell.traffic, cell.model, cell.pool, NUM_TRACED)
-    policy = ByValue(interval=8_192, cost=model.cost, lean=LEANS[cell.lean])
+    policy = ByValue(interval=8_192, cost=model.cost, policy=EVICTION_POLICIES[cell.policy])
     hints = told([(each.conversation, each.ids) for each in trace.play()], cell.right)
     result = simulate(trace, model, num_blocks, policy.aligned(model.alignment), hints=hints)
     return 100 * result.rate
@@ -147,8 +147,8 @@ def _truths(prompts: Prompts) -> list[bool]:
 
 def page(rates: dict[Cell, float]) -> Iterator[str]:
     """Yield the lines of the page: the pools of which all cells are there."""
-    columns = [*product(LEANS, RIGHT)]
-    names = [f"{lean}, {'no hints' if right is None else right}" for lean, right in columns]
+    columns = [*product(EVICTION_POLICIES, RIGHT)]
+    names = [f"{policy}, {'no hints' if right is None else right}" for policy, right in columns]
     yield from (
         "# Hints",
         "",
@@ -156,7 +156,7 @@ def page(rates: dict[Cell, float]) -> Iterator[str]:
         f"percentages of the prompt tokens: of the first {NUM_TRACED:,} requests of a trace, and",
         f"of {NUM_REQUESTS - play.WARM_UP:,} requests of a workload, after {play.WARM_UP} that do",
         "not count. 100, 80 and 50: so many percent of the sessions are told rightly. `adapts` is",
-        "`ByValue()`, `value` is `ByValue(lean=Lean.VALUE)`.",
+        "`ByValue()`, `value` is `ByValue(policy=EvictionPolicy.VALUE)`.",
         "",
         f"{len(rates)} of {len(cells())} cells are there; the same command computes the others.",
         "",
@@ -170,17 +170,19 @@ def page(rates: dict[Cell, float]) -> Iterator[str]:
         yield f"| {' | '.join(pool)} | {shown} |"
     yield from (
         "",
-        "Against the same lean without hints, in points: the mean, the least and the most.",
+        "Against the same policy without hints, in points: the mean, the least and the most.",
         "",
-        "| traffic | lean | 100 | 80 | 50 |",
+        "| traffic | policy | 100 | 80 | 50 |",
         "|---|---|--:|--:|--:|",
     )
-    for traffic, lean in product(dict.fromkeys(pool[0] for pool in whole), LEANS):
+    for traffic, policy in product(dict.fromkeys(pool[0] for pool in whole), EVICTION_POLICIES):
         of_traffic = [pool for pool in whole if pool[0] == traffic]
-        gains = (_gains(rates, of_traffic, lean, right) for right in RIGHT if right is not None)
-        yield f"| {traffic} | {lean} | {' | '.join(gains)} |"
+        gains = (_gains(rates, of_traffic, policy, right) for right in RIGHT if right is not None)
+        yield f"| {traffic} | {policy} | {' | '.join(gains)} |"
 
 
-def _gains(rates: dict[Cell, float], pools: Sequence[Pool], lean: str, right: int) -> str:
-    found = [rates[Cell(*pool, lean, right)] - rates[Cell(*pool, lean, None)] for pool in pools]
+def _gains(rates: dict[Cell, float], pools: Sequence[Pool], policy: str, right: int) -> str:
+    found = [
+        rates[Cell(*pool, policy, right)] - rates[Cell(*pool, policy, None)] for pool in pools
+    ]
     return f"{sum(found) / len(found):+.1f} ({min(found):+.1f} to {max(found):+.1f})"

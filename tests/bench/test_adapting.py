@@ -1,4 +1,4 @@
-"""Retention by value on traffic of all kinds: what it remembers, and where it leans."""
+"""Retention by value on traffic of all kinds: what it remembers, and which policy it follows."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from hashlib import sha256
 from itertools import count, islice
 
 import pytest
-from kvbraid.cache import ByValue, CacheManager, Dense, Interval, Lean, Need
+from kvbraid.cache import ByValue, CacheManager, Dense, EvictionPolicy, Interval, Need
 from kvbraid.errors import InvalidValueError
 
 from bench.retention.play import MODELS, Engine, hit_rate
@@ -36,7 +36,7 @@ def test_a_prefix_that_was_shared_once_outlives_prompts_that_never_were(
 ) -> None:
     """The pool turns over twice between two uses, and all that continued from it has gone."""
     shape = MODELS[model]
-    engine = Engine(shape, pool, ByValue(lean=Lean.VALUE))
+    engine = Engine(shape, pool, ByValue(policy=EvictionPolicy.VALUE))
     played = list(hot_prefix("a", 20, 8, shape.unit))
     twice = [played[0], Ask(played[0].tokens[:900] + Texts("b").text(100), 896)]
     warm = [Ask(text, 0) for text in Texts("c").texts(60, 1_000)]
@@ -59,7 +59,7 @@ def test_no_change_values_many_siblings_again() -> None:
     """One junction with 1 000 prompts after it loses its window: what each of them saves changes,
     and valuing 20 000 of them again would take milliseconds."""
     num_siblings = 1_000
-    retention = ByValue(lean=Lean.VALUE)
+    retention = ByValue(policy=EvictionPolicy.VALUE)
     cache = CacheManager(
         config(full(), window(32), num_blocks=9 * num_siblings, retention=retention, events=False)
     )
@@ -85,21 +85,21 @@ def test_no_change_values_many_siblings_again() -> None:
     assert sum(value != before[each] for each, value in after.items()) <= 64
 
 
-def test_the_lean_follows_traffic_that_changes_its_nature() -> None:
+def test_the_policy_follows_traffic_that_changes_its_nature() -> None:
     """Every 500 requests chats become prefixes that many share, or turn back."""
     played = asks(WORKLOADS["turning"], "b", 1_500, HALF)
     model, pool = MODELS["gptoss"], 700
     engine = Engine(model, pool, ByValue())
-    leans, reused, leaning = [], 0, engine.cache.leaning()
+    names, reused, choice = [], 0, engine.cache.policy_choice()
     for ask in played:
         reused += engine.serve(ask.tokens)
-        leaning = engine.cache.leaning()
-        leans.append(leaning.now.name if leaning else "none")
-    assert leaning is not None
-    assert leaning.num_requests == len(played)
-    assert len(set(leans)) > 1
-    assert leaning.num_changes == sum(
-        a != b for a, b in zip(["value", *leans], leans, strict=False)
+        choice = engine.cache.policy_choice()
+        names.append(choice.now.name if choice else "none")
+    assert choice is not None
+    assert choice.num_requests == len(played)
+    assert len(set(names)) > 1
+    assert choice.num_changes == sum(
+        a != b for a, b in zip(["value", *names], names, strict=False)
     )
     total = sum(len(ask.tokens) for ask in played)
     rivals = (Dense(), Interval(0), Interval(1_024))
@@ -147,43 +147,43 @@ def test_steps_do_not_end_where_nothing_is_resumed() -> None:
     assert more < 1.02
 
 
-def test_the_lean_is_a_function_of_what_the_cache_saw() -> None:
+def test_the_policy_is_a_function_of_what_the_cache_saw() -> None:
     played = asks(WORKLOADS["chat"], "b", 300, HALF)
     engines = [Engine(MODELS["gptoss"], 700, ByValue()) for _ in range(2)]
     for ask in played:
         assert engines[0].serve(ask.tokens) == engines[1].serve(ask.tokens)
-        assert engines[0].cache.leaning() == engines[1].cache.leaning()
+        assert engines[0].cache.policy_choice() == engines[1].cache.policy_choice()
 
 
-def test_a_lean_says_since_when_and_what_it_gains() -> None:
+def test_a_choice_says_since_when_and_what_it_gains() -> None:
     engine = Engine(MODELS["gptoss"], 700, ByValue())
     hits_of(engine, asks(WORKLOADS["chat"], "b", 300, HALF))
-    leaning = engine.cache.take_statistics().leaning
-    assert leaning is not None
-    assert leaning == engine.cache.leaning()
-    assert 0 < leaning.since <= leaning.num_requests == 300
-    assert leaning.now.name not in leaning.gains
+    choice = engine.cache.take_statistics().policy_choice
+    assert choice is not None
+    assert choice == engine.cache.policy_choice()
+    assert 0 < choice.since <= choice.num_requests == 300
+    assert choice.now.name not in choice.gains
     assert {"dense", "value", "interval-0", "interval-1024", "interval-8192"} == {
-        leaning.now.name,
-        *leaning.gains,
+        choice.now.name,
+        *choice.gains,
     }
-    assert leaning.gains["dense"] > 0
+    assert choice.gains["dense"] > 0
 
 
-def test_a_fixed_lean_has_no_shadows() -> None:
-    fixed = CacheManager(config(full(), retention=ByValue(lean=Lean.VALUE)))
+def test_a_fixed_policy_has_no_simulated_caches() -> None:
+    fixed = CacheManager(config(full(), retention=ByValue(policy=EvictionPolicy.VALUE)))
     adapting = CacheManager(config(full(), retention=ByValue()))
-    assert fixed.leaning() is None
-    assert adapting.leaning() is not None
+    assert fixed.policy_choice() is None
+    assert adapting.policy_choice() is not None
     assert fixed.debug.memory_bytes() < adapting.debug.memory_bytes()
-    with pytest.raises(InvalidValueError, match="expected a Lean"):
-        ByValue(lean="value")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="expected a EvictionPolicy"):
+        ByValue(policy="value")  # type: ignore[arg-type]
 
 
-def test_shadows_of_a_large_pool_stay_small() -> None:
+def test_simulated_caches_of_a_large_pool_stay_small() -> None:
     """A block of 16 tokens has at least 16 KiB in one layer of any model in use."""
     engine = Engine(MODELS["gptoss"], 40_000, ByValue())
-    fixed = Engine(MODELS["gptoss"], 40_000, ByValue(lean=Lean.VALUE))
+    fixed = Engine(MODELS["gptoss"], 40_000, ByValue(policy=EvictionPolicy.VALUE))
     for prompt in islice(WORKLOADS["zipf"](Texts("a"), Shape()), 600):
         engine.serve(prompt)
         fixed.serve(prompt)
@@ -193,7 +193,7 @@ def test_shadows_of_a_large_pool_stay_small() -> None:
 
 
 def test_a_large_pool_plays_one_family_in_eight() -> None:
-    """It is 32 times as large as a shadow. Shadows that play something have saved something."""
+    """It is 32 times as large as a simulated one, which saves something if it plays something."""
     hashes = (sha256(b"%d" % number).digest() for number in count())
     first = next(each for each in hashes if is_played(each, 8) and not is_played(each, 32))
     cache = CacheManager(
@@ -207,19 +207,19 @@ def test_a_large_pool_plays_one_family_in_eight() -> None:
         cache.take_work()
         cache.start_step()
         cache.release([request])
-    leaning = cache.leaning()
-    assert leaning is not None
-    assert leaning.now.share > 0
+    choice = cache.policy_choice()
+    assert choice is not None
+    assert choice.now.share > 0
 
 
-def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_lean() -> None:
+def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_policy() -> None:
     """What is played is a prefix that returns when a pool of windows has turned over; what is not
-    are pairs of requests that branch where no checkpoint is. Shadows see the former alone."""
+    are pairs of requests that branch where no checkpoint is. They see only the former."""
     groups = (full(), window(2_048), window(2_048))
     numbers = count()
 
     def hashes(num_blocks: int, *, played: bool | None = None) -> list[bytes]:
-        """Hashes of blocks of 128 tokens, which shadows have, in parts of 16 tokens."""
+        """Hashes of blocks of 128 tokens, which simulated caches have, in parts of 16 tokens."""
         while True:
             base = next(numbers)
             found = [sha256(b"%d %d" % (base, at)).digest() for at in range(8 * num_blocks)]
@@ -249,13 +249,13 @@ def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_lean() 
             cache.start_step()
             cache.release([request])
             total += match.num_tokens
-        leaning = cache.leaning()
-        if leaning is not None:
-            assert leaning.num_requests == len(requests)
-            assert leaning.now.lean is not Lean.DENSE, "the sample should fool it"
+        choice = cache.policy_choice()
+        if choice is not None:
+            assert choice.num_requests == len(requests)
+            assert choice.now.policy is not EvictionPolicy.DENSE, "the sample should fool it"
         return total
 
     found = reused(ByValue())
-    fixed = {lean: reused(ByValue(lean=lean)) for lean in Lean}
-    assert fixed[Lean.DENSE] > 1.1 * found, "nobody was fooled"
+    fixed = {policy: reused(ByValue(policy=policy)) for policy in EvictionPolicy}
+    assert fixed[EvictionPolicy.DENSE] > 1.1 * found, "nobody was fooled"
     assert found > 0.95 * min(fixed.values())

@@ -53,7 +53,7 @@ def test_only_missing_cells_are_computed(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "hints.md").read_text() == "3\n"
 
 
-def test_the_page_has_a_line_per_pool_and_one_per_traffic_and_lean() -> None:
+def test_the_page_has_a_line_per_pool_and_one_per_traffic_and_policy() -> None:
     rates = {cell: 50.0 + (cell.right or 0) / 10 for cell in hints.cells()}
     page = list(hints.page(rates))
     assert (

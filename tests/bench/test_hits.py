@@ -1,7 +1,7 @@
 """The rows `hit_rate_*` without their rival: what is reused if memory is just enough."""
 
 import pytest
-from kvbraid.cache import ByValue, Lean, Retention
+from kvbraid.cache import ByValue, EvictionPolicy, Retention
 
 from bench.cache.bench_hits import hit_rate
 from bench.cache.ours import Ours, OursByValue
@@ -11,7 +11,7 @@ from bench.cache.side import GEMMA3, GPT_OSS, QWEN3_NEXT, Groups
 class OursByFixedValue(Ours):
     @staticmethod
     def _retention(interval: int | None) -> Retention:
-        return ByValue(interval=interval or 0, lean=Lean.VALUE)
+        return ByValue(interval=interval or 0, policy=EvictionPolicy.VALUE)
 
 
 @pytest.mark.parametrize("groups", [GEMMA3, GPT_OSS, QWEN3_NEXT])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, reject
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from kvbraid.cache import ByValue, CacheConfig, CacheManager, Lean, Match, Need
+from kvbraid.cache import ByValue, CacheConfig, CacheManager, EvictionPolicy, Match, Need
 from kvbraid.errors import InvalidValueError, NotHeldError
 from kvbraid.events import decode
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
@@ -541,7 +541,7 @@ MIXES = (
 
 
 @st.composite
-def by_value_configs(draw: st.DrawFn, leans: st.SearchStrategy[Lean]) -> CacheConfig:
+def by_value_configs(draw: st.DrawFn, policies: st.SearchStrategy[EvictionPolicy]) -> CacheConfig:
     """Those, or any groups."""
     few = st.sampled_from(MIXES).map(lambda groups: config(*groups))
     drawn = draw(st.one_of(few, few, BOTH_DIALECTS, BOTH_DIALECTS))
@@ -551,14 +551,14 @@ def by_value_configs(draw: st.DrawFn, leans: st.SearchStrategy[Lean]) -> CacheCo
     return replace(
         drawn,
         num_blocks=draw(st.sampled_from((8, 14, 20, 30, 60))),
-        retention=ByValue(interval=interval, cost=cost, lean=draw(leans)),
+        retention=ByValue(interval=interval, cost=cost, policy=draw(policies)),
     )
 
 
 class ByValueMachine(CacheMachine):
     """The checkpoints too."""
 
-    configs = by_value_configs(st.sampled_from(Lean))
+    configs = by_value_configs(st.sampled_from(EvictionPolicy))
     model_of = ByValueModel
     model: ByValueModel
     hints = st.none()

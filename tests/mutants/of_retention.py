@@ -1,18 +1,20 @@
-"""Bugs of retention by value: where it leans, what hints are worth, where steps end besides."""
+"""Bugs of retention by value: which policy it follows, what hints are worth, where steps end."""
 
 from typing import Final
 
 from tests.mutants.mutant import Edit, Mutant
 
-CHOICE: Final = "tests/unit/cache/test_choice_of_lean.py"
-PACE: Final = f"{CHOICE}::test_shadows_of_a_large_pool_play_and_count_no_more_than_is_paid_for"
+CHOICE: Final = "tests/unit/cache/test_choice_of_policy.py"
+PACE: Final = (
+    f"{CHOICE}::test_simulated_caches_of_a_large_pool_play_and_count_no_more_than_is_paid_for"
+)
 FAMILIES: Final = f"{CHOICE}::test_families_are_told_apart_after_what_all_prompts_have_in_common"
 TURNED: Final = (
     f"{CHOICE}::test_values_are_left_soon_after_the_traffic_turned_and_not_entered_again"
 )
 ENGINES: Final = f"{CHOICE}::test_a_few_requests_do_not_end_what_the_engine_does"
-CHANCE: Final = f"{CHOICE}::test_leans_that_save_the_same_but_for_chance_are_not_left"
-HEARD: Final = f"{CHOICE}::test_shadows_hear_what_is_said_of_ends"
+CHANCE: Final = f"{CHOICE}::test_policies_that_save_the_same_but_for_chance_are_not_left"
+HEARD: Final = f"{CHOICE}::test_simulated_caches_hear_what_is_said_of_ends"
 LENGTHS: Final = "tests/unit/cache/test_learned_lengths.py"
 TRIED: Final = (
     f"{LENGTHS}::test_lengths_that_are_not_worth_a_step_are_tried_again_by_one_request_in_64"
@@ -33,7 +35,7 @@ SCHEDULE: Final = "crates/core/src/adaptive/replay_schedule.rs"
 OF_RETENTION: Final = (
     Mutant(
         "price-of-one",
-        "leaning: a life that shadows of a large pool play is paid for as if one shadow played it",
+        "policy choice: what all simulated caches replay is paid for as if one replayed it",
         (
             Edit(
                 SCHEDULE,
@@ -45,37 +47,37 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "beginning-counts",
-        "leaning: what shadows save at the beginning of a later stretch counts",
+        "policy choice: what simulated caches save at the beginning of a later window counts",
         (Edit(SCHEDULE, "counts = self.is_first || !is_beginning;", "counts = true;"),),
         (PACE,),
     ),
     Mutant(
         "first-waits",
-        "leaning: the beginning of the first stretch does not count",
+        "policy choice: the beginning of the first recorded window does not count",
         (Edit(SCHEDULE, "counts = self.is_first || !is_beginning;", "counts = !is_beginning;"),),
         (PACE,),
     ),
     Mutant(
-        "stretch-without-end",
-        "leaning: a stretch that is long enough goes on being recorded",
+        "window-without-end",
+        "policy choice: a recorded window that is long enough goes on being recorded",
         (Edit(SCHEDULE, "self.is_recording = self.num_recorded < FILLS * pace.fill;", ""),),
         (PACE,),
     ),
     Mutant(
         "first-block-family",
-        "leaning: the first block of a request is its family, however many have it",
+        "policy choice: the first block of a request is its family, however many have it",
         (Edit(SAMPLE, "self.num_requests / COMMON + 1", "self.num_requests"),),
         (FAMILIES,),
     ),
     Mutant(
         "all-remembered",
-        "leaning: evidence is never forgotten",
+        "policy choice: evidence is never forgotten",
         (Edit(EVIDENCE, "keeps: 1.0 - 1.0 / memory", "keeps: 1.0 + 0.0 / memory"),),
         (TURNED,),
     ),
     Mutant(
         "chance-leads",
-        "leaning: a lead counts although chance would make it of equals",
+        "policy choice: a lead counts although chance would make it of equals",
         (
             Edit(
                 EVIDENCE, "chance.max(LEAST_LEAD * self.all)", "chance.min(LEAST_LEAD * self.all)"
@@ -85,7 +87,7 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "no-veto",
-        "leaning: a lean is entered that the very last requests speak against",
+        "policy choice: a policy is entered that the very last requests speak against",
         (
             Edit(
                 ADAPTATION,
@@ -97,7 +99,7 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "bet-goes-on",
-        "leaning: values are not given up because of the very last requests",
+        "policy choice: values are not given up because of the very last requests",
         (
             Edit(
                 ADAPTATION,
@@ -109,7 +111,7 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "any-bet",
-        "leaning: the very last requests alone end any lean, not only values",
+        "policy choice: the very last requests alone end any policy, not only values",
         (
             Edit(
                 ADAPTATION,
@@ -120,14 +122,14 @@ OF_RETENTION: Final = (
         (ENGINES,),
     ),
     Mutant(
-        "deaf-shadows",
-        "leaning: shadows do not hear the hints that the cache hears",
+        "deaf-simulated-caches",
+        "policy choice: simulated caches do not hear the hints that the cache hears",
         (Edit(SIMULATED, "            hint: recorded.hint,\n", ""),),
         (HEARD,),
     ),
     Mutant(
         "stale-values",
-        "leaning: after a change, the checkpoints after the first 8 192 keep their old values",
+        "policy choice: after a change, checkpoints after the first 8 192 keep their values",
         (
             Edit(
                 EVICT,
@@ -136,7 +138,7 @@ OF_RETENTION: Final = (
             ),
         ),
         (
-            "tests/unit/cache/test_change_of_lean.py"
+            "tests/unit/cache/test_change_of_policy.py"
             "::test_after_a_few_calls_the_order_is_as_if_all_had_been_valued_at_once",
         ),
     ),

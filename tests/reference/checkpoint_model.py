@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from kvbraid.cache import ByValue, Lean
+from kvbraid.cache import ByValue, EvictionPolicy
 from kvbraid.spec import GroupSpec
 
 from tests.reference import resume
@@ -176,13 +176,14 @@ class Checkpoints:
     likelihood: Likelihood = field(default_factory=Likelihood)
     level: float = 0.0
     clock: int = 0
-    lean: Lean = Lean.DENSE
+    evicts: EvictionPolicy = EvictionPolicy.DENSE
     interval: int = 0
     since: dict[int, int] = field(default_factory=dict)
     """For blocks in the pool's queue that a resume may need, the use that they came after."""
 
     def __post_init__(self) -> None:
-        self.lean, self.interval = self.policy.lean or Lean.DENSE, self.policy.interval
+        self.evicts = self.policy.policy or EvictionPolicy.DENSE
+        self.interval = self.policy.interval
 
     # ---- paths ---------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class Checkpoints:
             num_blocks += sum(self.geometry.tokens(place) > parting for place in point.full)
         rate = self.likelihood.of(point, num_ways).value
         value = point.used_level + rate * lost / max(num_blocks, 1)
-        point.key = Key(value if self.lean is Lean.VALUE else 0.0, point.used_at)
+        point.key = Key(value if self.evicts is EvictionPolicy.VALUE else 0.0, point.used_at)
 
     def weigh_right_below(self, point: Checkpoint) -> None:
         """Too many of them keep their values until something else happens to them."""
@@ -439,7 +440,7 @@ class Checkpoints:
             return bool(queue)
         key = queue[0].key
         return (
-            self.lean is Lean.DENSE
+            self.evicts is EvictionPolicy.DENSE
             and key is not None
             and key.used_at < self.since.get(waiting[0], 0)
         )

@@ -98,18 +98,18 @@ def test_a_server_on_our_cache_works_as_usual() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_server_serves_where_its_cache_leans(tmp_path: Path) -> None:
+def test_a_server_serves_which_policy_its_cache_has(tmp_path: Path) -> None:
     options = ("--additional-config", '{"kvbraid": {"retention": "value-flat", "interval": 0}}')
     shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     with serving("gemma3", *options, variables=shared) as client:
         complete(client, list(range(10, 210)))
         complete(client, list(range(20, 220)))
         lines = client.get("/metrics").text.splitlines()
-    assert 'kvbraid_lean{engine="0",lean="dense"} 1.0' in lines
-    assert 'kvbraid_lean{engine="0",lean="value"} 0.0' in lines
-    assert 'kvbraid_lean_gain{engine="0",lean="value"} 0.0' in lines
+    assert 'kvbraid_policy{engine="0",policy="dense"} 1.0' in lines
+    assert 'kvbraid_policy{engine="0",policy="value"} 0.0' in lines
+    assert 'kvbraid_policy_gain{engine="0",policy="value"} 0.0' in lines
     # A request ends in the last step, whose statistics may be under way when the answer comes.
-    (age,) = [line for line in lines if line.startswith("kvbraid_lean_age_requests")]
+    (age,) = [line for line in lines if line.startswith("kvbraid_policy_age_requests")]
     assert age.split() in (
-        ['kvbraid_lean_age_requests{engine="0"}', ended] for ended in ("1.0", "2.0")
+        ['kvbraid_policy_age_requests{engine="0"}', ended] for ended in ("1.0", "2.0")
     )

@@ -6,7 +6,7 @@ mod config;
 mod tables;
 
 use answers::{
-    AllocationTuple, BlockTuple, CheckpointTuple, LeaningTuple, StateTuple, StatisticsTuple,
+    AllocationTuple, BlockTuple, CheckpointTuple, PolicyChoiceTuple, StateTuple, StatisticsTuple,
     WorkTuple, block_ids, numbers,
 };
 use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestArg, RequestsArg};
@@ -397,8 +397,11 @@ impl CacheCore {
         answers::statistics(self.cache.lock().take_statistics())
     }
 
-    fn leaning(&self) -> Option<LeaningTuple> {
-        self.cache.lock().policy_choice().map(answers::leaning)
+    fn policy_choice(&self) -> Option<PolicyChoiceTuple> {
+        self.cache
+            .lock()
+            .policy_choice()
+            .map(answers::policy_choice)
     }
 
     fn num_free_blocks(&self) -> usize {

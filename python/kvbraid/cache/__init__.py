@@ -18,10 +18,10 @@ from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.failed_loads import Recovery
-from kvbraid.cache.leaning import Leaning, Saved
 from kvbraid.cache.manager import CacheManager
+from kvbraid.cache.policy_choice import PolicyChoice, Saved
 from kvbraid.cache.pool import BlockPool
-from kvbraid.cache.retention import ByValue, Dense, Interval, Lean, Retention
+from kvbraid.cache.retention import ByValue, Dense, EvictionPolicy, Interval, Retention
 from kvbraid.cache.statistics import Starts, Statistics
 from kvbraid.cache.step import (
     Allocation,
@@ -49,16 +49,16 @@ __all__ = [
     "Cursor",
     "Dense",
     "Events",
+    "EvictionPolicy",
     "GroupOptions",
     "Interval",
     "KeptState",
-    "Lean",
-    "Leaning",
     "Match",
     "Need",
     "NoFit",
     "Place",
     "Places",
+    "PolicyChoice",
     "PrefillCost",
     "Recovery",
     "Refusal",

@@ -20,7 +20,7 @@ from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_needs, check_new
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.failed_loads import Recovery
-from kvbraid.cache.leaning import Leaning
+from kvbraid.cache.policy_choice import PolicyChoice
 from kvbraid.cache.pool import BlockPool
 from kvbraid.cache.statistics import Statistics
 from kvbraid.cache.step import (
@@ -398,12 +398,12 @@ class CacheManager:
 
     def take_statistics(self) -> Statistics:
         """Take the counts since the last call."""
-        return Statistics.of(*self._core.take_statistics(), leaning=self.leaning())
+        return Statistics.of(*self._core.take_statistics(), policy_choice=self.policy_choice())
 
-    def leaning(self) -> Leaning | None:
-        """Return where retention by value leans, and why; None if that is fixed."""
-        found = self._core.leaning()
-        return None if found is None else Leaning.of(*found)
+    def policy_choice(self) -> PolicyChoice | None:
+        """Return which policy retention by value follows, and why; None if it is fixed."""
+        found = self._core.policy_choice()
+        return None if found is None else PolicyChoice.of(*found)
 
     def reset(self) -> bool:
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""

@@ -36,7 +36,7 @@ class Interval:
             raise InvalidValueError(f"an interval of {self.tokens} tokens; expected 0 or more")
 
 
-class Lean(Enum):
+class EvictionPolicy(Enum):
     """What is evicted first under retention by value.
 
     VALUE     what no checkpoint needs, then the checkpoint that is worth least
@@ -54,14 +54,14 @@ class ByValue:
     """Keep every block that can serve a boundary while there is room; then evict what saves least.
 
     Checkpoints are the boundaries where prompts and requests end, where requests branch off, and
-    every `interval` tokens. What goes first is decided by the traffic: shadows of the cache, one
-    for each lean, say which one would have saved most lately. It begins with `Lean.VALUE`. The
+    every `interval` tokens. What goes first is decided by the traffic: simulated caches, one for
+    each policy, say which one would have saved most lately. It begins with `EvictionPolicy.VALUE`. The
     formula of a value is in docs/cache.md.
 
     Attributes:
         interval: Tokens between checkpoints, a multiple of the alignment; 0: none at intervals.
         cost: The compute that a reused token saves.
-        lean: What goes first, always; None: the traffic decides.
+        policy: What goes first, always; None: the traffic decides.
 
     Raises:
         InvalidValueError: The interval is negative.
@@ -69,13 +69,13 @@ class ByValue:
 
     interval: int = 0
     cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
-    lean: Lean | None = None
+    policy: EvictionPolicy | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, {"interval": int, "cost": PrefillCost})
         if self.interval < 0:
             raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
-        check_kind("ByValue.lean", self.lean, Lean | None)
+        check_kind("ByValue.policy", self.policy, EvictionPolicy | None)
 
     def aligned(self, alignment: int) -> "ByValue":
         """Return a copy whose interval is a multiple of `alignment` tokens.

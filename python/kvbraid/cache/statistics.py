@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
-from kvbraid.cache.leaning import Leaning
+from kvbraid.cache.policy_choice import PolicyChoice
 
 
 class Starts(NamedTuple):
@@ -37,8 +37,8 @@ class Statistics:
         num_evicted_blocks: Blocks that were handed out and had been findable until then.
         num_dropped_blocks: Blocks that are no longer findable because their step never ran: their
             request gave them back before `take_work`, or the step failed.
-        leaning: Where retention by value leans now, and what it gains; None under other retentions
-            and if its lean is fixed. This is not a count.
+        policy_choice: The policy of retention by value, and what it gains; None under other
+            retentions and if the policy is fixed. This is not a count.
     """
 
     started: Starts
@@ -53,7 +53,7 @@ class Statistics:
     num_allocated_blocks: int
     num_evicted_blocks: int
     num_dropped_blocks: int
-    leaning: Leaning | None = None
+    policy_choice: PolicyChoice | None = None
 
     @classmethod
     def of(
@@ -61,10 +61,10 @@ class Statistics:
         started: tuple[int, int, int],
         resumed: tuple[int, int, int],
         rest: Sequence[int],
-        leaning: Leaning | None = None,
+        policy_choice: PolicyChoice | None = None,
     ) -> Self:
         """Return the counts of the native core; `rest` has them in the order of the fields."""
         names = [field.name for field in fields(cls)][2:-1]
         counts: dict[str, Any] = dict(zip(names, rest, strict=True))
         each: dict[str, Any] = {"started": Starts(*started), "resumed": Starts(*resumed)}
-        return cls(**each, **counts, leaning=leaning)
+        return cls(**each, **counts, policy_choice=policy_choice)

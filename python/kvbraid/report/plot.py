@@ -9,11 +9,11 @@ from kvbraid.extras import remedy
 
 
 class Point(NamedTuple):
-    """A hit rate (0 to 1) at a memory, and where the policy leant there; "": it does not lean."""
+    """A hit rate (0 to 1) at a memory, and the eviction policy chosen there; "": none is."""
 
     memory: float
     rate: float
-    lean: str = ""
+    policy: str = ""
 
 
 Curves: TypeAlias = Mapping[str, Sequence[Point]]
@@ -28,8 +28,8 @@ _MARKERS: Final = "osv^DP*X"
 _THICKEST, _THINNEST = 4.0, 1.0
 _LARGEST, _SMALLEST = 10.0, 3.5
 _ROOM_ABOVE: Final = 1.06
-_LEAN_PT: Final = 7.0
-_LEAN_ROW: Final = 0.045  # Of the height of a panel.
+_CHOICE_PT: Final = 7.0
+_CHOICE_ROW: Final = 0.045  # Of the height of a panel.
 
 
 def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
@@ -145,7 +145,7 @@ def _name_axes(
     memory_label: str,
     tick: Callable[[float], str],
 ) -> None:
-    """Name what the axes show, and in rows above all lines where each policy leant."""
+    """Name what the axes show, and in rows above all lines what each one chose."""
     axes.set_title(title, fontsize=9)
     axes.set_xscale("log", base=2)
     memories = sorted({point.memory for points in curves.values() for point in points})
@@ -155,25 +155,25 @@ def _name_axes(
     axes.set_ylabel("token hit rate (%)")
     highest = max((point.rate for points in curves.values() for point in points), default=0.0)
     lines = zip(curves.values(), axes.get_lines(), strict=True)
-    leaning = [(points, line) for points, line in lines if any(point.lean for point in points)]
-    for row, (points, line) in enumerate(leaning):
-        _name_leans(axes, points, line.get_color(), 1 - _LEAN_ROW * (row + 0.5))
-    below_leans = 1 - _LEAN_ROW * len(leaning)
-    axes.set_ylim(0, max(1.0, 100 * highest * _ROOM_ABOVE / below_leans))
+    choices = [(points, line) for points, line in lines if any(point.policy for point in points)]
+    for row, (points, line) in enumerate(choices):
+        _name_choices(axes, points, line.get_color(), 1 - _CHOICE_ROW * (row + 0.5))
+    below_choices = 1 - _CHOICE_ROW * len(choices)
+    axes.set_ylim(0, max(1.0, 100 * highest * _ROOM_ABOVE / below_choices))
     axes.grid(visible=True, alpha=0.3)
 
 
-def _name_leans(axes: Any, points: Sequence[Point], color: Any, height: float) -> None:  # noqa: ANN401
-    """Write each lean in the line's colour at its memory, inside the frame."""
+def _name_choices(axes: Any, points: Sequence[Point], color: Any, height: float) -> None:  # noqa: ANN401
+    """Write each choice in the line's colour at its memory, inside the frame."""
     for i, point in enumerate(points):
         is_edge = len(points) > 1 and i in (0, len(points) - 1)
         axes.annotate(
-            point.lean,
+            point.policy,
             (point.memory, height),
             xycoords=("data", "axes fraction"),
             ha=("left" if i == 0 else "right") if is_edge else "center",
             va="center",
-            fontsize=_LEAN_PT,
+            fontsize=_CHOICE_PT,
             color=color,
             zorder=4,
         )

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
 
-from kvbraid.cache import Leaning
+from kvbraid.cache import PolicyChoice
 from kvbraid.errors import counted
 from kvbraid.report.console import progress, stdout
 from kvbraid.report.plot import Point, check_path, draw
@@ -89,41 +89,41 @@ def show_rates(
         ],
     )
     print_listing(console, listing)
-    if leans := _leans(cells):
+    if choices := _choices(cells):
         console.print()
-        print_listing(console, leans)
+        print_listing(console, choices)
         console.print()
     print_lines(console, _about(grid, working_set))
 
 
-def _leans(cells: Sequence[GridCell]) -> Listing | None:
-    """Return a row for each policy that leans and each memory; None if no policy leans."""
-    leant = [
-        (_named(cell), cell.memory_bytes, cell.result.leaning)
+def _choices(cells: Sequence[GridCell]) -> Listing | None:
+    """Return a row for each policy that adapts and each memory; None if none does."""
+    chosen = [
+        (_named(cell), cell.memory_bytes, cell.result.policy_choice)
         for cell in sorted(cells, key=_named)
-        if cell.result.leaning is not None
+        if cell.result.policy_choice is not None
     ]
-    if not leant:
+    if not chosen:
         return None
     return Listing(
-        title="where policies leant at the end, since which request, and ahead of which rival",
+        title="what was evicted first at the end, since which request, and ahead of which rival",
         columns=[
             Column("policy", is_left=True),
             Column("memory"),
-            Column("lean", is_left=True),
+            Column("evicts", is_left=True),
             Column("since"),
             Column("rival", is_left=True),
             Column("ahead (%)"),
         ],
-        rows=[(name, show_size(memory), *_lean_cells(now)) for name, memory, now in leant],
+        rows=[(name, show_size(memory), *_choice_cells(now)) for name, memory, now in chosen],
     )
 
 
-def _lean_cells(leaning: Leaning) -> tuple[str, str, str, str]:
-    """Return the lean, since when it is, and its gain over the rival that is nearest."""
-    rival, gain = min(leaning.gains.items(), key=itemgetter(1))
-    since = f"{leaning.since:,}" if leaning.num_changes else "start"
-    return leaning.now.name, since, rival, f"{100 * gain:+.2f}"
+def _choice_cells(choice: PolicyChoice) -> tuple[str, str, str, str]:
+    """Return the choice, since when it is, and its gain over the rival that is nearest."""
+    rival, gain = min(choice.gains.items(), key=itemgetter(1))
+    since = f"{choice.since:,}" if choice.num_changes else "start"
+    return choice.now.name, since, rival, f"{100 * gain:+.2f}"
 
 
 def model_label(name: str) -> str:
@@ -156,8 +156,8 @@ def _about(grid: Grid, working_set: Footprint) -> list[str]:
 def _curves(cells: Sequence[GridCell]) -> dict[str, list[Point]]:
     curves: dict[str, list[Point]] = {}
     for cell in cells:
-        leaning = cell.result.leaning
-        lean = "" if leaning is None else leaning.now.name
-        point = Point(cell.memory_bytes, cell.result.rate, lean)
+        choice = cell.result.policy_choice
+        name = "" if choice is None else choice.now.name
+        point = Point(cell.memory_bytes, cell.result.rate, name)
         curves.setdefault(_named(cell), []).append(point)
     return curves

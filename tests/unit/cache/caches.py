@@ -100,6 +100,6 @@ def picture(cache: CacheManager, requests: Sequence[int]) -> object:
 
 
 def is_played(block_hash: bytes, one_in: int) -> bool:
-    """Whether shadows that play one in so many families play that of a block."""
+    """Whether simulated caches that play one in so many families play that of a block."""
     key = int.from_bytes(block_hash[-8:], "big")
     return (key * 0x9E37_79B9_7F4A_7C15 % 2**64 >> 32) % one_in == 0

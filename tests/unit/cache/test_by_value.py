@@ -14,8 +14,8 @@ from kvbraid.cache import (
     CacheConfig,
     CacheManager,
     Dense,
+    EvictionPolicy,
     Interval,
-    Lean,
     Retention,
 )
 from kvbraid.errors import InvalidValueError
@@ -60,7 +60,7 @@ class Engine:
 def engine(
     *groups: GroupSpec, interval: int = 0, num_blocks: int = 200, cost: PrefillCost | None = None
 ) -> Engine:
-    retention = ByValue(lean=Lean.VALUE, interval=interval, cost=cost or PrefillCost())
+    retention = ByValue(policy=EvictionPolicy.VALUE, interval=interval, cost=cost or PrefillCost())
     return Engine(config(*groups, num_blocks=num_blocks, retention=retention))
 
 
@@ -83,11 +83,17 @@ def siblings(groups: Sequence[GroupSpec], retention: Retention) -> list[int]:
     [
         pytest.param(STATE, Interval(0), [0, 0, 20], id="states-sparse"),
         pytest.param(
-            STATE, ByValue(lean=Lean.VALUE, interval=8), [0, 16, 20], id="states-by-value"
+            STATE,
+            ByValue(policy=EvictionPolicy.VALUE, interval=8),
+            [0, 16, 20],
+            id="states-by-value",
         ),
         pytest.param(WINDOW, Interval(0), [0, 0, 20], id="windows-sparse"),
         pytest.param(
-            WINDOW, ByValue(lean=Lean.VALUE, interval=8), [0, 20, 20], id="windows-by-value"
+            WINDOW,
+            ByValue(policy=EvictionPolicy.VALUE, interval=8),
+            [0, 20, 20],
+            id="windows-by-value",
         ),
     ],
 )
@@ -179,7 +185,9 @@ def fill(cache: CacheManager, num_blocks: int) -> None:
 def test_blocks_that_lead_to_no_checkpoint_go_before_those_that_serve_a_boundary() -> None:
     """The first request left states of every block. The second computed all in one step: without
     any state its blocks serve nothing, and go first though they were freed last."""
-    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
+    cache = CacheManager(
+        config(*STATE, num_blocks=60, retention=ByValue(policy=EvictionPolicy.VALUE))
+    )
     first, second = session(1, 21), session(2, 21)
     leave(cache, first, UNIT)
     serving = set(cache.debug.free_queue()) & {
@@ -268,7 +276,9 @@ def test_what_two_paths_share_is_lost_with_neither() -> None:
     """Two requests at once that share 8 of 17 tokens: without one of them, 8 can be resumed."""
     cost = PrefillCost(per_token=0.0, per_pair=2.0)
     cache = CacheManager(
-        config(full(UNIT), num_blocks=60, retention=ByValue(lean=Lean.VALUE, cost=cost))
+        config(
+            full(UNIT), num_blocks=60, retention=ByValue(policy=EvictionPolicy.VALUE, cost=cost)
+        )
     )
     requests = [cache.add([*range(8), *session(number, 9)]) for number in (1, 2)]
     for request in requests:
@@ -286,7 +296,9 @@ def test_what_two_paths_share_is_lost_with_neither() -> None:
 @pytest.mark.parametrize("groups", [STATE, WINDOW], ids=["states", "windows"])
 def test_a_preempted_request_resumes_where_it_was(groups: Sequence[GroupSpec]) -> None:
     """Even after all blocks that wait in the queue were used by another one."""
-    cache = CacheManager(config(*groups, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
+    cache = CacheManager(
+        config(*groups, num_blocks=60, retention=ByValue(policy=EvictionPolicy.VALUE))
+    )
     request = cache.add(session(1, 30))
     compute(cache, request, [8, 20])
     cache.take_work()
@@ -303,7 +315,9 @@ def test_who_replays_tokens_goes_on_at_the_boundary_behind_them() -> None:
     """The last 3 tokens of a hit are computed again, for the window: it is one more turn."""
     groups, replay = (full(UNIT), window(3, UNIT)), {"replay_tokens": 3}
     cache = CacheManager(
-        config(*groups, num_blocks=60, topology=replay, retention=ByValue(lean=Lean.VALUE))
+        config(
+            *groups, num_blocks=60, topology=replay, retention=ByValue(policy=EvictionPolicy.VALUE)
+        )
     )
     for num_tokens, hit in ((16, 0), (24, 13)):
         request = cache.add(session(1, num_tokens))
@@ -368,7 +382,9 @@ def test_a_reset_lets_everything_go() -> None:
 
 
 def test_a_request_that_hands_its_blocks_over_leaves_a_checkpoint() -> None:
-    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
+    cache = CacheManager(
+        config(*STATE, num_blocks=60, retention=ByValue(policy=EvictionPolicy.VALUE))
+    )
     request = cache.add(session(1, 21))
     compute(cache, request, [20, 21])
     blocks = cache.pop_blocks(request)
@@ -384,7 +400,9 @@ def test_a_request_that_hands_its_blocks_over_leaves_a_checkpoint() -> None:
 
 def test_who_ends_without_a_checkpoint_says_nothing_of_another_path() -> None:
     """The second request leaves the path of the first at 8 tokens, and leaves no state."""
-    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
+    cache = CacheManager(
+        config(*STATE, num_blocks=60, retention=ByValue(policy=EvictionPolicy.VALUE))
+    )
     leave(cache, session(1, 25), UNIT)
     (before,) = cache.debug.checkpoints()
     leave(cache, [*session(1, 8), *session(2, 22)], 30)
@@ -394,7 +412,7 @@ def test_who_ends_without_a_checkpoint_says_nothing_of_another_path() -> None:
 def test_a_block_that_two_paths_need_stays_until_both_are_gone() -> None:
     """Blocks of 8 and 12 tokens, paths that part at 14: both need the block of 12."""
     cache = CacheManager(
-        config(full(8), full(12), num_blocks=60, retention=ByValue(lean=Lean.VALUE))
+        config(full(8), full(12), num_blocks=60, retention=ByValue(policy=EvictionPolicy.VALUE))
     )
     paths = [[*range(14), *session(number, 15)] for number in (1, 2)]
     for path in paths:
@@ -414,7 +432,12 @@ def test_a_checkpoint_inside_a_block_leaves_the_whole_block_to_longer_prefixes()
     topology = {"partial_hits": True, "hash_block_size": 2}
     groups = (full(4), mamba(8))
     cache = CacheManager(
-        config(*groups, num_blocks=60, topology=topology, retention=ByValue(lean=Lean.VALUE))
+        config(
+            *groups,
+            num_blocks=60,
+            topology=topology,
+            retention=ByValue(policy=EvictionPolicy.VALUE),
+        )
     )
 
     def live(tokens: Sequence[int], ends: Sequence[int]) -> int:

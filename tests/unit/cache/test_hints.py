@@ -4,13 +4,13 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from kvbraid.cache import ByValue, CacheManager, Dense, Interval, Lean, Need, Retention
+from kvbraid.cache import ByValue, CacheManager, Dense, EvictionPolicy, Interval, Need, Retention
 from kvbraid.hashing import EngineHash, block_hashes
 from kvbraid.spec import GroupSpec
 
 from tests.unit.cache.caches import config, full, window
 
-BY_VALUE = ByValue(lean=Lean.VALUE)
+BY_VALUE = ByValue(policy=EvictionPolicy.VALUE)
 ENGINE = EngineHash(block_size=16, seed="0")
 Hint = bool | float | None
 
@@ -159,7 +159,13 @@ def test_when_it_restarts_the_hint_is_of_its_end_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "retention", [Dense(), Interval(16), ByValue(lean=Lean.DENSE), ByValue(lean=Lean.INTERVAL)]
+    "retention",
+    [
+        Dense(),
+        Interval(16),
+        ByValue(policy=EvictionPolicy.DENSE),
+        ByValue(policy=EvictionPolicy.INTERVAL),
+    ],
 )
 def test_under_another_retention_a_hint_changes_nothing(retention: Retention) -> None:
     hits = []

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from kvbraid.cache import ByValue, CacheManager, Lean, Match, Need
+from kvbraid.cache import ByValue, CacheManager, EvictionPolicy, Match, Need
 from kvbraid.spec import GroupSpec
 
 from tests.unit.cache.caches import config, full, mamba, window
@@ -13,7 +13,7 @@ MIXES = {"windows": [full(4), window(9, 4)], "states": [full(4), mamba(4)]}
 
 
 def cache_of(groups: Sequence[GroupSpec], num_blocks: int) -> CacheManager:
-    retention = ByValue(lean=Lean.VALUE)
+    retention = ByValue(policy=EvictionPolicy.VALUE)
     return CacheManager(config(*groups, num_blocks=num_blocks, retention=retention))
 
 

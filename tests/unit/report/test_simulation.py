@@ -128,45 +128,45 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-LEANING = ("--model", MODEL, "--memory", "100MiB", "--memory", "1GiB")
+CHOOSING = ("--model", MODEL, "--memory", "100MiB", "--memory", "1GiB")
 
 
-def test_json_says_where_a_policy_leant_at_the_end_and_what_it_gained(own: Path) -> None:
-    lines = run(str(own), *LEANING, "--json").splitlines()
-    leanings = [(row["policy"], row["leaning"]) for row in map(json.loads, lines)]
-    by_value = [leaning for policy, leaning in leanings if policy.startswith("value")]
-    assert [leaning for _, leaning in leanings if leaning not in by_value] == [None] * 8
-    assert [leaning["lean"] for leaning in by_value] == ["value-8192"] * 4
-    assert [leaning["num_changes"] for leaning in by_value] == [2, 2, 0, 0]
-    for leaning in by_value:
-        assert set(leaning["gains"]) == {
+def test_json_says_which_policy_was_chosen_at_the_end_and_what_it_gained(own: Path) -> None:
+    lines = run(str(own), *CHOOSING, "--json").splitlines()
+    choices = [(row["policy"], row["policy_choice"]) for row in map(json.loads, lines)]
+    by_value = [choice for policy, choice in choices if policy.startswith("value")]
+    assert [choice for _, choice in choices if choice not in by_value] == [None] * 8
+    assert [choice["policy"] for choice in by_value] == ["value-8192"] * 4
+    assert [choice["num_changes"] for choice in by_value] == [2, 2, 0, 0]
+    for choice in by_value:
+        assert set(choice["gains"]) == {
             "dense-8192", "interval-0", "interval-1024", "interval-8192",
         }  # fmt: skip
-    assert all(0 < leaning["since"] < 150 for leaning in by_value[:2])
-    assert all(min(leaning["gains"].values()) > 0 for leaning in by_value[:2])
+    assert all(0 < choice["since"] < 150 for choice in by_value[:2])
+    assert all(min(choice["gains"].values()) > 0 for choice in by_value[:2])
     # Nothing is evicted there: it is the first guess.
-    assert all(leaning["since"] == 0 for leaning in by_value[2:])
-    assert all(set(leaning["gains"].values()) == {0} for leaning in by_value[2:])
+    assert all(choice["since"] == 0 for choice in by_value[2:])
+    assert all(set(choice["gains"].values()) == {0} for choice in by_value[2:])
 
 
-def test_the_table_says_where_policies_leant_and_since_when(own: Path) -> None:
-    rows = run(str(own), *LEANING, "--policy", "dense", "--policy", "value").splitlines()
+def test_the_table_says_what_was_chosen_and_since_when(own: Path) -> None:
+    rows = run(str(own), *CHOOSING, "--policy", "dense", "--policy", "value").splitlines()
     table = [row.split() for row in rows[rows.index("") + 4 :]]
-    (policy, *memory, lean, since, rival, ahead), later, *_ = table
-    assert (policy, memory, lean, rival) == ("value", ["100", "MiB"], "value-8192", "dense-8192")
+    (policy, *memory, chosen, since, rival, ahead), later, *_ = table
+    assert (policy, memory, chosen, rival) == ("value", ["100", "MiB"], "value-8192", "dense-8192")
     assert 0 < int(since) < 150
     assert float(ahead) > 0
     assert later[:4] == ["value", "1", "GiB", "value-8192"]
     assert later[4:] == ["start", "dense-8192", "+0.00"]
 
 
-def test_of_policies_that_do_not_lean_nothing_is_said(own: Path) -> None:
-    assert "lean" not in run(str(own), *LEANING, "--policy", "dense", "--policy", "interval-0")
+def test_of_policies_that_choose_nothing_nothing_is_said(own: Path) -> None:
+    assert "evicts" not in run(str(own), *CHOOSING, "--policy", "dense", "--policy", "interval-0")
 
 
-def test_the_plot_names_the_lean_at_each_point_of_a_policy_that_leans() -> None:
-    leans = [Point(1.0, 0.5, "value"), Point(2.0, 1.0, "interval-1024")]
-    curves = {"dense": [Point(1.0, 0.5), Point(2.0, 1.0)], "value": leans, "value-flat": leans}
+def test_the_plot_names_what_was_chosen_at_each_point() -> None:
+    chosen = [Point(1.0, 0.5, "value"), Point(2.0, 1.0, "interval-1024")]
+    curves = {"dense": [Point(1.0, 0.5), Point(2.0, 1.0)], "value": chosen, "value-flat": chosen}
     (axes,) = figure({"t": curves}).axes
     assert [(text.get_text(), text.xy[0]) for text in axes.texts] == [
         ("value", 1.0), ("interval-1024", 2.0),
@@ -175,12 +175,12 @@ def test_the_plot_names_the_lean_at_each_point_of_a_policy_that_leans() -> None:
     assert [text.get_color() for text in axes.texts] == [
         line.get_color() for line in (value, value, flat, flat)
     ]
-    assert len({text.xy[1] for text in axes.texts}) == 2, "two lines have their leans in two rows"
+    assert len({text.xy[1] for text in axes.texts}) == 2, "two lines have their names in two rows"
 
 
-def test_the_plot_has_its_leans_inside_the_frame_above_all_lines_and_one_legend() -> None:
-    leans = [Point(float(2**i), 0.25 * i, "interval-8192") for i in range(1, 5)]
-    picture = figure({"t": {"dense": leans, "value": leans}, "u": {"value": leans}}, columns=2)
+def test_the_plot_has_its_choices_inside_the_frame_above_all_lines_and_one_legend() -> None:
+    chosen = [Point(float(2**i), 0.25 * i, "interval-8192") for i in range(1, 5)]
+    picture = figure({"t": {"dense": chosen, "value": chosen}, "u": {"value": chosen}}, columns=2)
     picture.canvas.draw()
     for axes in picture.axes:
         frame = axes.get_window_extent()

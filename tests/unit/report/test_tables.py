@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvbraid.cache import Lean, Leaning, Saved
+from kvbraid.cache import EvictionPolicy, PolicyChoice, Saved
 from kvbraid.fleet.answer import Limiting, PodScore
 from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.models import EngineOptions, group_config, kinds_of, read_config
@@ -156,19 +156,22 @@ def rates(console: Console) -> None:
         memories=[parse_size(text) for text in ("20GiB", "40GiB", "100GiB")],
         policies={name: retention_of(name, model) for name in CACHE_POLICIES},
     )
-    leaning = Leaning(
-        now=Saved(Lean.INTERVAL, 1_024, 0.5),
+    choice = PolicyChoice(
+        now=Saved(EvictionPolicy.INTERVAL, 1_024, 0.5),
         num_requests=12_345,
         since=9_876,
         num_changes=3,
-        others=[Saved(Lean.DENSE, 0, 0.25), Saved(Lean.INTERVAL, 8_192, 0.3456)],
+        others=[
+            Saved(EvictionPolicy.DENSE, 0, 0.25),
+            Saved(EvictionPolicy.INTERVAL, 8_192, 0.3456),
+        ],
     )
     cells = [
         GridCell(
             memory_bytes=memory, policies=policies,
             result=HitRate(num_blocks=182_044, num_requests=9, num_left_out=12_031,
                            prompt_tokens=10_000, hit_tokens=7_281,
-                           leaning=leaning if policies[0].startswith("value") else None),
+                           policy_choice=choice if policies[0].startswith("value") else None),
         )
         for memory, policies in grid.cases()
     ]  # fmt: skip
@@ -224,7 +227,7 @@ def test_every_table_keeps_names_and_numbers(table: str, columns: int | None) ->
 
 def test_the_leans_of_a_simulation_fit_into_80_columns() -> None:
     lines = [line.split() for line in shown_at(80, rates).splitlines()]
-    assert ["policy", "memory", "lean", "since", "rival", "ahead", "(%)"] in lines
+    assert ["policy", "memory", "evicts", "since", "rival", "ahead", "(%)"] in lines
     for policy in ("value", "value-flat"):
         for size in ("20", "40", "100"):
             row = [policy, size, "GiB", "interval-1024", "9,876", "interval-8192", "+15.44"]

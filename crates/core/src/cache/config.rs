@@ -95,7 +95,7 @@ impl EvictionPolicy {
     pub fn named(name: &str) -> Result<Self> {
         let found = Self::NAMES.iter().find(|(_, known)| *known == name);
         found.map(|(policy, _)| *policy).ok_or_else(|| {
-            Error::InvalidValue(format!("lean {name}; it is value, dense or interval"))
+            Error::InvalidValue(format!("policy {name}; it is value, dense or interval"))
         })
     }
 

@@ -95,9 +95,9 @@ pub(super) fn work(work: Work) -> WorkTuple {
 
 /// The index of the policy in the list of names, intervals and shares; the number of requests that
 /// have ended, how many had at the last change, and the number of changes.
-pub(super) type LeaningTuple = (usize, Vec<(&'static str, u32, f64)>, u64, u64, u64);
+pub(super) type PolicyChoiceTuple = (usize, Vec<(&'static str, u32, f64)>, u64, u64, u64);
 
-pub(super) fn leaning(choice: PolicyChoice) -> LeaningTuple {
+pub(super) fn policy_choice(choice: PolicyChoice) -> PolicyChoiceTuple {
     let saved = choice.saved.into_iter();
     (
         choice.policy,

@@ -69,7 +69,7 @@ impl<'py> FromPyObject<'_, 'py> for RetentionArg {
             per_pair,
         } = cost.extract()?;
         Ok(Self(Retention::ByValue(ByValue {
-            policy: policy(object.getattr(intern!(py, "lean"))?.extract()?)?,
+            policy: policy(object.getattr(intern!(py, "policy"))?.extract()?)?,
             interval: object.getattr(intern!(py, "interval"))?.extract()?,
             cost: PrefillCost {
                 per_token,
@@ -79,7 +79,7 @@ impl<'py> FromPyObject<'_, 'py> for RetentionArg {
     }
 }
 
-/// A member of `kvbraid.cache.Lean`, or `None`.
+/// A member of `kvbraid.cache.EvictionPolicy`, or `None`.
 fn policy(given: Option<EnumArg>) -> PyResult<Option<EvictionPolicy>> {
     let Some(given) = given else {
         return Ok(None);

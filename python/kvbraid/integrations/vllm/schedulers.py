@@ -26,8 +26,8 @@ from kvbraid import __version__
 from kvbraid.cache import ByValue, CacheConfig
 from kvbraid.errors import UnsupportedError
 from kvbraid.integrations.vllm.cache.manager import KvbraidCacheManager
-from kvbraid.integrations.vllm.leans import LeanReport
 from kvbraid.integrations.vllm.options import retention_of
+from kvbraid.integrations.vllm.policy_metrics import PolicyReport
 from kvbraid.integrations.vllm.recovery.rescheduling import RecoveringScheduler
 from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
 from kvbraid.spec import GroupSpec
@@ -87,15 +87,15 @@ class _OnKvbraid(RecoveringScheduler):
             super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         logger.info("%s", start_line(self.kv_cache_manager.cache.config))
         self.start_recovery()
-        self._leans: LeanReport | None = None
+        self._policies: PolicyReport | None = None
         if self.log_stats:
             engine = str(vllm_config.parallel_config.data_parallel_index)
-            self._leans = LeanReport(self.kv_cache_manager.cache, engine)
+            self._policies = PolicyReport(self.kv_cache_manager.cache, engine)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:  # noqa: ANN401 - passed on as they are.
-        """Tell where retention by value leans, and return vLLM's own statistics of a step."""
-        if self._leans is not None:
-            self._leans.tell()
+        """Tell of changes of the eviction policy, and return vLLM's own statistics of a step."""
+        if self._policies is not None:
+            self._policies.tell()
         stats: SchedulerStats | None = super().make_stats(*args, **kwargs)
         return stats
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
-from kvbraid.cache import CacheConfig, CacheManager, Leaning, Retention
+from kvbraid.cache import CacheConfig, CacheManager, PolicyChoice, Retention
 from kvbraid.errors import InvalidValueError, counted
 from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.sim.traces.models import SimulatedModel
@@ -34,7 +34,7 @@ _TOO_MANY_BLOCKS: Final = 1 << 32
 class HitRate:
     """How much of a trace one cache reused. Tokens of requests that were left out do not count.
 
-    `leaning` says where the cache leant at the end; None: its retention has one policy only.
+    `policy_choice` says what the cache evicted first at the end; None: its policy is fixed.
     """
 
     num_blocks: int
@@ -42,7 +42,7 @@ class HitRate:
     num_left_out: int
     prompt_tokens: int
     hit_tokens: int
-    leaning: Leaning | None = None
+    policy_choice: PolicyChoice | None = None
 
     @property
     def rate(self) -> float:
@@ -50,20 +50,22 @@ class HitRate:
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields and the rate; `leaning` names the leans."""
+        """Return all fields and the rate; `policy_choice` names the policies."""
         return {
-            **asdict(replace(self, leaning=None)),
+            **asdict(replace(self, policy_choice=None)),
             "hit_rate": round(self.rate, 6),
-            "leaning": None if self.leaning is None else _leaning_json(self.leaning),
+            "policy_choice": None
+            if self.policy_choice is None
+            else _choice_json(self.policy_choice),
         }
 
 
-def _leaning_json(leaning: Leaning) -> dict[str, Any]:
+def _choice_json(choice: PolicyChoice) -> dict[str, Any]:
     return {
-        "lean": leaning.now.name,
-        "since": leaning.since,
-        "num_changes": leaning.num_changes,
-        "gains": {name: round(gain, 6) for name, gain in leaning.gains.items()},
+        "policy": choice.now.name,
+        "since": choice.since,
+        "num_changes": choice.num_changes,
+        "gains": {name: round(gain, 6) for name, gain in choice.gains.items()},
     }
 
 
@@ -121,7 +123,7 @@ def simulate(
         num_left_out=num_left_out,
         prompt_tokens=prompt_tokens,
         hit_tokens=hit_tokens,
-        leaning=cache.leaning(),
+        policy_choice=cache.policy_choice(),
     )
 
 
@@ -143,8 +145,8 @@ class _Cache:
     def can_fit(self, num_tokens: int) -> bool:
         return self._manager.can_ever_fit(num_tokens)
 
-    def leaning(self) -> Leaning | None:
-        return self._manager.leaning()
+    def policy_choice(self) -> PolicyChoice | None:
+        return self._manager.policy_choice()
 
     def run(self, num_tokens: int, hashes: list[bytes], hint: Hint) -> int:
         """Compute one prompt and return how much of it was reused."""

@@ -1,4 +1,4 @@
-"""How retention by value decides where it leans, by what comes of it."""
+"""How retention by value decides which policy it follows, by what comes of it."""
 
 import random
 from array import array
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from itertools import count, islice, pairwise
 
-from kvbraid.cache import ByValue, CacheManager, Lean, Leaning, Need
+from kvbraid.cache import ByValue, CacheManager, EvictionPolicy, Need, PolicyChoice
 
 from tests.unit.cache.caches import config, full, is_played, window
 
@@ -15,8 +15,8 @@ def hashes_of(num_blocks: int, base: int) -> list[bytes]:
     return [sha256(b"%d %d" % (base, at)).digest() for at in range(num_blocks)]
 
 
-def play(cache: CacheManager, hashes: list[bytes], block_size: int) -> Leaning:
-    """Compute a prompt of these blocks and one more token; return where the cache leans then."""
+def play(cache: CacheManager, hashes: list[bytes], block_size: int) -> PolicyChoice:
+    """Compute a prompt of these blocks and one more token; return what the cache chose then."""
     num_tokens = block_size * len(hashes) + 1
     request = cache.add(array("I", bytes(4 * num_tokens)), block_hashes=hashes)
     match = cache.match(request)
@@ -25,9 +25,9 @@ def play(cache: CacheManager, hashes: list[bytes], block_size: int) -> Leaning:
     cache.take_work()
     cache.start_step()
     cache.release([request])
-    leaning = cache.leaning()
-    assert leaning is not None
-    return leaning
+    choice = cache.policy_choice()
+    assert choice is not None
+    return choice
 
 
 def returning(draw: random.Random, bases: Iterator[int]) -> Iterator[list[bytes]]:
@@ -58,9 +58,9 @@ def test_values_are_left_soon_after_the_traffic_turned_and_not_entered_again() -
     values, but the very last ones do not."""
     cache, draw, bases = small_pool(), random.Random(5), count()
     before = [play(cache, hashes, 16) for hashes in islice(returning(draw, bases), 300)][-1]
-    assert before.now.lean is Lean.VALUE
+    assert before.now.policy is EvictionPolicy.VALUE
     after = [play(cache, hashes, 16) for hashes in islice(parting(bases), 60)]
-    left = [leaning.now.lean is not Lean.VALUE for leaning in after]
+    left = [choice.now.policy is not EvictionPolicy.VALUE for choice in after]
     assert any(left[:30])
     assert all(left[left.index(True) :])
     assert after[-1].num_changes - before.num_changes <= 2
@@ -70,19 +70,19 @@ def test_a_few_requests_do_not_end_what_the_engine_does() -> None:
     """Only values are a bet on the past, which the very last requests alone can end."""
     cache, draw, bases = small_pool(), random.Random(6), count()
     before = [play(cache, hashes, 16) for hashes in islice(parting(bases), 300)][-1]
-    assert before.now.lean is not Lean.VALUE
+    assert before.now.policy is not EvictionPolicy.VALUE
     after = [play(cache, hashes, 16) for hashes in islice(returning(draw, bases), 60)][-1]
     assert after.num_changes == before.num_changes
 
 
-def test_leans_that_save_the_same_but_for_chance_are_not_left() -> None:
+def test_policies_that_save_the_same_but_for_chance_are_not_left() -> None:
     cache, draw, bases = small_pool(), random.Random(7), count()
     kinds = (returning(draw, bases), parting(bases))
     drawn = (next(draw.choice(kinds)) for _ in range(600))
     assert [play(cache, hashes, 16) for hashes in drawn][-1].num_changes <= 15
 
 
-def test_shadows_hear_what_is_said_of_ends() -> None:
+def test_simulated_caches_hear_what_is_said_of_ends() -> None:
     """Half of the prompts are continued. Who hears which keeps those."""
     cache = CacheManager(config(full(), num_blocks=400, retention=ByValue(), events=False))
     draw, waiting = random.Random(8), list[list[int]]()
@@ -99,16 +99,17 @@ def test_shadows_hear_what_is_said_of_ends() -> None:
             cache.release([request])
         waiting = waiting[1:] if number > 60 and number % 2 else waiting
         waiting += [text] * goes_on
-    leaning = cache.leaning()
-    assert leaning is not None
-    assert leaning.now.lean is Lean.VALUE
-    assert leaning.gains["dense"] > 0.05, leaning
+    choice = cache.policy_choice()
+    assert choice is not None
+    assert choice.now.policy is EvictionPolicy.VALUE
+    assert choice.gains["dense"] > 0.05, choice
 
 
-def test_shadows_of_a_large_pool_play_and_count_no_more_than_is_paid_for() -> None:
-    """A prompt has 450 blocks of a shadow, which has 4 500. The first 160 prompts are the first
-    stretch, and each is played when it ends. Then 160 more are recorded. One of these is played
-    for 16 prompts that end, as there are two shadows, and the first 40 do not count.
+def test_simulated_caches_of_a_large_pool_play_and_count_no_more_than_is_paid_for() -> None:
+    """A prompt has 450 blocks of a simulated cache, which has 4 500. The first 160 prompts are the
+    first recorded window, and each is played when it ends. Then 160 more are recorded. One of
+    these is played for 16 prompts that end, as there are two simulated caches, and the first 40
+    do not count.
 
     All of a prompt or its first half returns in turn, so each that counts changes the share that
     was saved.
@@ -121,13 +122,13 @@ def test_shadows_of_a_large_pool_play_and_count_no_more_than_is_paid_for() -> No
         tail = hashes_of(450, next(numbers)) if number % 2 else rest
         shares.append(play(cache, half + tail, 64).now.share)
     counted = [one != other for one, other in pairwise(shares)]
-    assert sum(counted[:40]) >= 38, "the beginning of the first stretch counts"
+    assert sum(counted[:40]) >= 38, "the beginning of the first window counts"
     assert sum(counted[:165]) >= 155
-    assert not any(counted[165:]), "what is played now is the beginning of the next stretch"
+    assert not any(counted[165:]), "what is played now is the beginning of the next window"
 
 
 def test_families_are_told_apart_after_what_all_prompts_have_in_common() -> None:
-    """Shadows that play one family in two would play none, were the system prompt a family."""
+    """Were the system prompt a family, who plays one family in two would play none."""
     numbers = count()
     system = next(each for each in (hashes_of(5, n) for n in numbers) if not is_played(each[0], 2))
     cache = CacheManager(config(full(128), num_blocks=9_000, retention=ByValue(), events=False))

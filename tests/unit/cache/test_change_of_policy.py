@@ -1,8 +1,8 @@
-"""A change of lean gives all checkpoints other values, though no call may take long."""
+"""A change of policy gives all checkpoints other values, though no call may take long."""
 
 from hashlib import sha256
 
-from kvbraid.cache import ByValue, CacheManager, Lean, Need
+from kvbraid.cache import ByValue, CacheManager, EvictionPolicy, Need
 from kvbraid.models import PrefillCost
 
 from tests.unit.cache.caches import config, full
@@ -34,9 +34,9 @@ def test_after_a_few_calls_the_order_is_as_if_all_had_been_valued_at_once() -> N
     ends = set(by_use)
     assert order() != by_use
     serve(num_requests, 2 * 12_000 - sum(lengths), 16)  # It is aborted after its first block.
-    leaning = cache.leaning()
-    assert leaning is not None
-    assert leaning.now.lean is Lean.DENSE
+    choice = cache.policy_choice()
+    assert choice is not None
+    assert choice.now.policy is EvictionPolicy.DENSE
     for _ in range(2):
         assert order() != by_use
         cache.release([cache.add([0])])
