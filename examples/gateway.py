@@ -11,7 +11,7 @@ from kvbraid import FleetIndex, GroupSpec, PodId, PodState, Request, SpecKind, T
 from kvbraid.errors import ServiceError
 from kvbraid.events import BlockStored, encode_batch
 from kvbraid.fleet.answer import PodScore
-from kvbraid.service.http.client import Client, Tokens
+from kvbraid.service.http.client import Client, TokenBytes
 
 Rank = tuple[PodId, int]
 TOKENS_PER_REQUEST = 256  # A request in flight delays the next one as so many tokens do.
@@ -21,7 +21,7 @@ chance = SystemRandom()
 def ask(server: Client, model: str, tokens: Sequence[int]) -> Sequence[PodScore]:
     """Ask a server for its rows; there are none if it refuses or does not answer in time."""
     try:
-        return server.score(Tokens(array("I", tokens).tobytes()), {"model": model}).pods
+        return server.score(TokenBytes(array("I", tokens).tobytes()), {"model": model}).pods
     except ServiceError:
         return ()
 

@@ -8,6 +8,7 @@ import ast
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -65,6 +66,27 @@ LAYERS_OF_THE_CORE: Final = (
 MOST_FILES_OF_A_TYPE: Final = 6
 """The files in which the methods of one type of the core stand: more, and nobody finds one."""
 INHERENT_IMPL: Final = re.compile(r"^impl(?:<.*?>)? (\w+)(?:<.*>)? \{$", re.MULTILINE)
+
+TYPE_IN_RUST: Final = re.compile(
+    r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type) (\w+)", re.MULTILINE
+)
+TYPE_IN_PYTHON: Final = re.compile(
+    r"^ *class (\w+)|^(\w+): TypeAlias = |^(_?[A-Z]\w*[a-z]) = \w+\[", re.MULTILINE
+)
+DEFINED_TWICE: Final = frozenset(
+    {
+        ("crates/core/src/", "State"),
+        ("python/", "Applied"),
+        ("python/", "BlockPool"),
+        ("python/", "RecoveryOptions"),
+        ("python/", "Request"),
+        ("python/", "State"),
+        ("python/", "Tables"),
+        ("python/", "_Ended"),
+        ("python/", "_Transfer"),
+    }
+)
+"""Names that two modules of a crate or of the package give to a type: this list only shrinks."""
 
 # Put together from parts, so that this file does not contain what it looks for.
 MACHINE_PATH: Final = re.compile(
@@ -306,6 +328,32 @@ def scattered_types() -> Iterator[str]:
             yield f"{name}: methods in {len(found)} files; take a part out of it"
 
 
+def types_of(path: Path) -> set[str]:
+    rule = TYPE_IN_RUST if path.suffix == ".rs" else TYPE_IN_PYTHON
+    text = path.read_text().split("\nmod tests {")[0]
+    return {next(filter(None, found.groups())) for found in rule.finditer(text)}
+
+
+def types_defined_twice() -> Iterator[str]:
+    twice = {
+        (room, name)
+        for room, suffix in (
+            ("crates/core/src/", ".rs"), ("crates/python/src/", ".rs"), ("python/", ".py"),
+        )
+        for name, modules in Counter(
+            name
+            for path in sources(suffix, under=room)
+            if not path.stem.endswith("tests")
+            for name in types_of(path)
+        ).items()
+        if modules > 1
+    }  # fmt: skip
+    yield from (
+        f"{each}: a type of another module has this name" for each in twice - DEFINED_TWICE
+    )
+    yield from (f"{each}: once only; strike it off the list" for each in DEFINED_TWICE - twice)
+
+
 def circles_of_the_core() -> Iterator[str]:
     uses = uses_in_the_core()
     try:
@@ -364,6 +412,7 @@ def ambiguous_directions() -> Iterator[str]:
         circles_of_the_core,
         climbs_in_the_core,
         scattered_types,
+        types_defined_twice,
         machine_paths,
         clocks_in_tests,
         download_addresses,

@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from kvbraid.layout import NULL_BLOCK, Layout, MemoryPlan, Run
+from kvbraid.layout import NULL_BLOCK, ByteRun, Layout, MemoryPlan
 from kvbraid.layout.plan import merged
 from kvbraid.models import EngineOptions
 
@@ -61,11 +61,11 @@ def blocks_of(num_groups: int) -> list[list[int]]:
     return [drawn[index::num_groups] for index in range(num_groups)]
 
 
-def copies(plan: MemoryPlan, *, whole: bool = False) -> list[Run]:
+def copies(plan: MemoryPlan, *, whole: bool = False) -> list[ByteRun]:
     """Return the copies as addresses in the allocation and lengths."""
-    found: list[Run] = []
+    found: list[ByteRun] = []
     for group, blocks in zip(plan.groups, blocks_of(len(plan.groups)), strict=True):
-        pieces: list[Run] = []
+        pieces: list[ByteRun] = []
         for reference in group.references:
             start = plan.buffers[reference.buffer].start
             assert start is not None  # The plan has a number of blocks.
@@ -77,7 +77,7 @@ def copies(plan: MemoryPlan, *, whole: bool = False) -> list[Run]:
     return found
 
 
-def moved_mib(runs: Sequence[Run]) -> float:
+def moved_mib(runs: Sequence[ByteRun]) -> float:
     """How much these copies move."""
     return sum(length for _, length in runs) / MIB
 

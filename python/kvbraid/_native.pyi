@@ -13,7 +13,7 @@ from kvbraid.hashing import EngineHash, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
 from kvbraid.recovery import Run, Snapshot
-from kvbraid.resume import HeldWords, Query
+from kvbraid.resume import HeldWords, ResumeQuery
 from kvbraid.spec import GroupSpec, Topology
 
 __all__ = [
@@ -43,19 +43,19 @@ def engine_none_hash(algo: str, seed: str | None) -> bytes | None: ...
 def engine_chain(engine: EngineHash, tokens: Tokens, extra: ExtraKeys) -> bytes: ...
 def engine_chain_keys(engine: EngineHash, tokens: Tokens, extra: ExtraKeys) -> list[int]: ...
 def resume(
-    topology: Topology, dialect: Sequence[str], held: HeldWords, query: Query
+    topology: Topology, dialect: Sequence[str], held: HeldWords, query: ResumeQuery
 ) -> list[int]: ...
 def resume_present(
-    topology: Topology, dialect: Sequence[str], held: HeldWords, query: Query
+    topology: Topology, dialect: Sequence[str], held: HeldWords, query: ResumeQuery
 ) -> list[int]: ...
 def resume_accepted(
-    topology: Topology, dialect: Sequence[str], held: HeldWords, query: Query, group: int
+    topology: Topology, dialect: Sequence[str], held: HeldWords, query: ResumeQuery, group: int
 ) -> list[int] | None: ...
 def resume_limiting(
     topology: Topology,
     dialect: Sequence[str],
     held: HeldWords,
-    query: Query,
+    query: ResumeQuery,
     answers: Sequence[int],
 ) -> list[tuple[int, int] | None]: ...
 def first_read(group: GroupSpec, token: int) -> int: ...

@@ -30,7 +30,7 @@ class HeldWords(NamedTuple):
     partial: Sequence[Sequence[int]]
 
 
-class Query(NamedTuple):
+class ResumeQuery(NamedTuple):
     """How many tokens a request has, and a mask of the holders that are asked.
 
     With `strict`, groups of unknown kind or chunk need every block; without it, they need nothing.
@@ -66,7 +66,7 @@ def resume(
     Raises:
         InvalidValueError: There is an entry at a boundary where the group cannot have one.
     """
-    words, query = _words(topology, num_tokens, held), Query(num_tokens, _ONE_HOLDER, strict)
+    words, query = _words(topology, num_tokens, held), ResumeQuery(num_tokens, _ONE_HOLDER, strict)
     return resume_words(topology, [dialect.value], words, query)[0]
 
 
@@ -84,7 +84,7 @@ def accepted(
     Boundaries are in tokens, ascending, at most `num_tokens - 1`. The arguments are those of
     `resume`.
     """
-    words, query = _words(topology, num_tokens, held), Query(num_tokens, _ONE_HOLDER, strict)
+    words, query = _words(topology, num_tokens, held), ResumeQuery(num_tokens, _ONE_HOLDER, strict)
     return resume_accepted(topology, [dialect.value], words, query, group)
 
 

@@ -167,15 +167,15 @@ def pod_from_mapping(
         raise type(error)(f"model_config: {error}") from None
 
 
-def _checked(mapping: Mapping[str, object]) -> "_Fields":
-    top = _Fields(dict(mapping), "topology")
+def _checked(mapping: Mapping[str, object]) -> "_MappingReader":
+    top = _MappingReader(dict(mapping), "topology")
     top.refuse_unknown(FIELDS, _ALSO_EXPORTED)
     for group in top.children("groups"):
         group.refuse_unknown(GROUP_FIELDS, _ALSO_EXPORTED_OF_GROUPS)
     return top
 
 
-def _group(fields: "_Fields") -> GroupSpec:
+def _group(fields: "_MappingReader") -> GroupSpec:
     kind = fields.choice("kind", "event_kind", among=[kind.value for kind in SpecKind])
     block_size = fields.tokens("block_size")
     if kind is None or block_size is None:
@@ -200,7 +200,7 @@ def _group(fields: "_Fields") -> GroupSpec:
 _T = TypeVar("_T")
 
 
-class _Fields:
+class _MappingReader:
     """Typed reads from one mapping. Every error message names the path. Null counts as absent."""
 
     def __init__(self, mapping: object, path: str) -> None:
@@ -255,11 +255,11 @@ class _Fields:
             raise self._wrong(f"{self.path}.{name}", value, 'the text that was set, as "0"')
         return str(value)
 
-    def children(self, name: str) -> "list[_Fields]":
+    def children(self, name: str) -> "list[_MappingReader]":
         value = self._mapping.get(name)
         path = f"{self.path}.{name}"
         rows = self._typed([] if value is None else value, list, path, "a list of groups")
-        children = [_Fields(row, f"{path}[{index}]") for index, row in enumerate(rows)]
+        children = [_MappingReader(row, f"{path}[{index}]") for index, row in enumerate(rows)]
         for index, child in enumerate(children):
             listed = child.tokens("idx", least=0)
             if listed not in (None, index):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import example, given, settings
 from kvbraid._native import resume as native_resume
-from kvbraid.resume import Query
+from kvbraid.resume import ResumeQuery
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.differential.native_rule import native, words_of
@@ -143,7 +143,7 @@ DEPARTURES = (
 
 def answer(departure: Departure, dialect: list[str]) -> int:
     case = Case(departure.topology, departure.num_tokens, (departure.held,))
-    query = Query(departure.num_tokens, 1)
+    query = ResumeQuery(departure.num_tokens, 1)
     return native_resume(departure.topology, dialect, words_of(case, [0]), query)[0]
 
 

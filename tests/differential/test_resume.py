@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kvbraid._native import resume as native_resume
 from kvbraid._native import resume_accepted, resume_limiting, resume_present
-from kvbraid.resume import Query
+from kvbraid.resume import ResumeQuery
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.differential.native_rule import bits_of, native, words_of
@@ -90,7 +90,7 @@ def test_a_strict_answer_never_exceeds_a_lax_one(case: Case) -> None:
 @given(case=cases(), seed=st.integers(0, 9))
 def test_present_equals_brute_force(case: Case, seed: int) -> None:
     bits = bits_of(case, seed)
-    query = Query(case.num_tokens, sum(1 << bit for bit in bits), True)
+    query = ResumeQuery(case.num_tokens, sum(1 << bit for bit in bits), True)
     answers = resume_present(case.topology, [], words_of(case, bits), query)
     assert [answers[bit] for bit in bits] == [
         reference.present(case.topology, case.num_tokens, holder) for holder in case.holders
@@ -128,7 +128,7 @@ def test_accepted_boundaries_equal_brute_force(case: Case, seed: int) -> None:
     words = words_of(case, bits)
     for bit, holder in zip(bits, case.holders, strict=True):
         for group in range(len(case.topology.groups)):
-            query = Query(case.num_tokens, 1 << bit, True)
+            query = ResumeQuery(case.num_tokens, 1 << bit, True)
             found = resume_accepted(case.topology, [], words, query, group)
             expected = accepted_by_brute_force(case.topology, case.num_tokens, holder, group)
             assert found == expected
@@ -139,7 +139,7 @@ def test_the_limiting_group_refuses_the_next_boundary(case: Case, seed: int) -> 
     case = replace(case, topology=replace(case.topology, replay_tokens=0))
     bits = bits_of(case, seed)
     words, mask = words_of(case, bits), sum(1 << bit for bit in bits)
-    query = Query(case.num_tokens, mask, True)
+    query = ResumeQuery(case.num_tokens, mask, True)
     answers = native_resume(case.topology, [], words, query)
     limits = resume_limiting(case.topology, [], words, query, answers)
     for bit, holder in zip(bits, case.holders, strict=True):

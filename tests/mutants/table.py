@@ -121,14 +121,14 @@ OF_THE_STUDY: Final = (
         (
             Edit(
                 SWEEP,
-                "Demand::Prefix | Demand::Checkpoint => {} // A",
-                """Demand::Checkpoint => {
+                "GroupDemand::Prefix | GroupDemand::Checkpoint => {} // A",
+                """GroupDemand::Checkpoint => {
             for at in 0..words.len() {
                 let near = at..words.len().min(at + per_step);
                 words[at] = words[near].iter().fold(0, |any, word| any | word);
             }
         }
-        Demand::Prefix => {} // A""",
+        GroupDemand::Prefix => {} // A""",
             ),
             Edit(
                 DIALECT, "end.is_multiple_of(self.step) && self.holds(*end);", "self.holds(*end);"

@@ -7,17 +7,17 @@ table has something that is not bad.
 from collections.abc import Collection
 from dataclasses import replace
 
-from kvbraid.cache import CacheManager, Place
+from kvbraid.cache import CacheManager, TableEntry
 from kvbraid.ids import BlockId
 from kvbraid.spec import SpecKind, Topology
 
 from tests.reference import resume
 
 
-def places(cache: CacheManager, requests: Collection[int], block_id: BlockId) -> list[Place]:
+def places(cache: CacheManager, requests: Collection[int], block_id: BlockId) -> list[TableEntry]:
     """Every entry of every table that is this block."""
     return [
-        Place(request, group, position)
+        TableEntry(request, group, position)
         for request in sorted(requests)
         for group, table in enumerate(cache.blocks(request))
         for position, block in enumerate(table)

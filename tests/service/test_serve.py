@@ -18,7 +18,7 @@ from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.service.feeds.rank_feed import PodFeed
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.http.app import Application
-from kvbraid.service.http.client import Client, Tokens
+from kvbraid.service.http.client import Client, TokenBytes
 from kvbraid.service.registry import Service
 from kvbraid.sim.captures.read import Lookup, read_capture
 
@@ -33,7 +33,7 @@ CHUNK = 256  # Of the model in the capture `llama4`.
 
 def score(url: str) -> ScoreAnswer:
     with Client(url) as client:
-        return client.score(Tokens(array("I", TOKENS).tobytes()), {"model": "m"})
+        return client.score(TokenBytes(array("I", TOKENS).tobytes()), {"model": "m"})
 
 
 def test_what_an_engine_published_before_and_after_is_in_the_answers(tmp_path: Path) -> None:

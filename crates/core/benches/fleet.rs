@@ -5,7 +5,9 @@
 
 use std::time::Instant;
 
-use kvbraid_core::fleet::{Index, Options, PodConfig, PodSpec, Prompt, Request, Strategy, TierSet};
+use kvbraid_core::fleet::{
+    Index, Options, PodConfig, PodSpec, Prompt, ScoreRequest, Strategy, TierSet,
+};
 use kvbraid_core::prefix::Unit;
 use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
@@ -159,7 +161,7 @@ fn main() {
         media: &[],
         wide: &[],
     };
-    let request = Request {
+    let request = ScoreRequest {
         model: "m",
         prompt,
         pods: None,

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvbraid_core::rule::{Held, Query, Scratch, Unknown, limiting, resume};
+use kvbraid_core::rule::{Holdings, Query, Scratch, Unknown, limiting, resume};
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 const BLOCK: u32 = 16;
@@ -88,7 +88,7 @@ fn nanoseconds(mut evaluate: impl FnMut()) -> (f64, f64) {
 fn measure(name: &str, boundaries: usize, topology: &Topology, sparsity: u64) {
     let held = words(boundaries, sparsity);
     let whole: Vec<&[u64]> = topology.groups.iter().map(|_| held.as_slice()).collect();
-    let held = Held {
+    let held = Holdings {
         unit: BLOCK,
         whole: &whole,
         partial: &[],

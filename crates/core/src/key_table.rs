@@ -9,10 +9,10 @@
 
 use hashbrown::HashTable;
 
-use crate::secret::Spread;
+use crate::secret::Spreader;
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct TaggedId {
     tag: u32,
     id: u32,
 }
@@ -20,10 +20,10 @@ struct Entry {
 /// Indices by key. The caller keeps the keys, and says whether a record has a key.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyTable {
-    spread: Spread,
-    entries: HashTable<Entry>,
+    spread: Spreader,
+    entries: HashTable<TaggedId>,
     /// The table before it last grew: the records still in it move to `entries`.
-    former: HashTable<Entry>,
+    former: HashTable<TaggedId>,
     /// Buckets of `former` that were not looked at yet: those below.
     unmoved: usize,
     /// Buckets that an insertion looks at, so that `former` is empty before `entries` is full.
@@ -43,7 +43,7 @@ const fn place(tag: u32) -> u64 {
 
 impl KeyTable {
     /// An empty table.
-    pub(crate) fn new(spread: Spread) -> Self {
+    pub(crate) fn new(spread: Spreader) -> Self {
         Self {
             spread,
             entries: HashTable::new(),
@@ -54,14 +54,14 @@ impl KeyTable {
     }
 
     /// How the table spreads its keys.
-    pub(crate) fn spread(&self) -> Spread {
+    pub(crate) fn spread(&self) -> Spreader {
         self.spread
     }
 
     /// The record of a key; `has` says whether a record has it.
     pub(crate) fn find(&self, key: u64, has: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = self.spread.tag(key);
-        let is_it = |entry: &Entry| entry.tag == tag && has(entry.id);
+        let is_it = |entry: &TaggedId| entry.tag == tag && has(entry.id);
         let found = self.entries.find(place(tag), is_it);
         if found.is_none() && !self.former.is_empty() {
             return self.former.find(place(tag), is_it).map(|entry| entry.id);
@@ -78,10 +78,10 @@ impl KeyTable {
             self.move_some(self.stride);
         }
         let tag = self.spread.tag(key);
-        self.put(Entry { tag, id });
+        self.put(TaggedId { tag, id });
     }
 
-    fn put(&mut self, entry: Entry) {
+    fn put(&mut self, entry: TaggedId) {
         self.entries
             .insert_unique(place(entry.tag), entry, |entry| place(entry.tag));
     }
@@ -119,7 +119,7 @@ impl KeyTable {
     /// Removes a record; false if it was not in the table.
     pub(crate) fn remove(&mut self, key: u64, id: u32) -> bool {
         let place = place(self.spread.tag(key));
-        let is_it = |entry: &Entry| entry.id == id;
+        let is_it = |entry: &TaggedId| entry.id == id;
         for table in [&mut self.entries, &mut self.former] {
             if let Ok(found) = table.find_entry(place, is_it) {
                 found.remove();
@@ -146,7 +146,7 @@ impl KeyTable {
     }
 
     /// Bytes of a record in the table.
-    pub(crate) const ENTRY: usize = size_of::<Entry>();
+    pub(crate) const ENTRY: usize = size_of::<TaggedId>();
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {

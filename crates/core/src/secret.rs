@@ -41,8 +41,8 @@ impl Secret {
 
     /// How a table spreads its keys.
     #[must_use]
-    pub(crate) fn spread(&self) -> Spread {
-        Spread {
+    pub(crate) fn spread(&self) -> Spreader {
+        Spreader {
             times: self.number("multiplier of tables"),
             plus: self.number("offset of tables"),
         }
@@ -93,18 +93,18 @@ const fn low(number: u128) -> u64 {
 /// Spreads 64-bit keys over 32 bits: by multiplying, adding and taking the highest bits of 128, so
 /// that any two keys, whoever chose them, agree with a probability of 2^-32.
 #[derive(Clone, Copy)]
-pub(crate) struct Spread {
+pub(crate) struct Spreader {
     times: u128,
     plus: u128,
 }
 
-impl std::fmt::Debug for Spread {
+impl std::fmt::Debug for Spreader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Spread").finish_non_exhaustive()
+        f.debug_struct("Spreader").finish_non_exhaustive()
     }
 }
 
-impl Spread {
+impl Spreader {
     /// The bits of a key.
     #[inline]
     pub(crate) const fn tag(self, key: u64) -> u32 {

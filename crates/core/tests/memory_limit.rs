@@ -10,7 +10,7 @@ mod encoder;
 use asking::request;
 use choices::{Choices, Numbers};
 use encoder::{Value, batch, map, text, uints};
-use kvbraid_core::fleet::{Index, Options, PodSpec, RankInfo, Request, Row};
+use kvbraid_core::fleet::{Index, Options, PodSpec, RankInfo, Row, ScoreRequest};
 use kvbraid_core::secret::Secret;
 
 const CHAIN: u64 = 64;
@@ -71,7 +71,7 @@ fn row(index: &mut Index, pod: &str, chain: u64) -> Row {
         .collect();
     tokens.push(0);
     let pods = [pod.to_owned()];
-    let request = Request {
+    let request = ScoreRequest {
         pods: Some(&pods),
         ..request(&tokens)
     };

@@ -9,7 +9,7 @@ use answers::{
     AllocationTuple, BlockTuple, CheckpointTuple, PolicyChoiceTuple, StateTuple, StatisticsTuple,
     WorkTuple, block_ids, numbers,
 };
-use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestArg, RequestsArg};
+use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestIdArg, RequestsArg};
 use config::ConfigArg;
 use kvbraid_core::adaptive::AdaptiveCache;
 use kvbraid_core::blocks::{BlockId, Extra};
@@ -86,7 +86,7 @@ impl CacheCore {
     fn extend(
         &self,
         py: Python<'_>,
-        request: RequestArg,
+        request: RequestIdArg,
         tokens: TokenArg,
         hashes: Option<Vec<PyBackedBytes>>,
         to_prompt: bool,
@@ -100,7 +100,7 @@ impl CacheCore {
     }
 
     #[pyo3(name = "match")]
-    fn find(&self, py: Python<'_>, request: RequestArg) -> PyResult<(u32, u32)> {
+    fn find(&self, py: Python<'_>, request: RequestIdArg) -> PyResult<(u32, u32)> {
         py.detach(|| self.cache.lock().find(request.0))
             .map(
                 |Match {
@@ -139,14 +139,14 @@ impl CacheCore {
             .and_then(|done| answers::allocation(py, &done))
     }
 
-    fn commit(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
+    fn commit(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
             .commit(request.0, num_tokens)
             .map_err(to_python)
     }
 
-    fn free_skipped(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
+    fn free_skipped(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
             .free_skipped(request.0, num_tokens)
@@ -171,7 +171,7 @@ impl CacheCore {
         cache.preempt(&requests.0, step_failed).map_err(to_python)
     }
 
-    fn pop_blocks(&self, request: RequestArg) -> PyResult<Vec<u32>> {
+    fn pop_blocks(&self, request: RequestIdArg) -> PyResult<Vec<u32>> {
         let blocks = self.cache.lock().pop_blocks(request.0);
         blocks.map(numbers).map_err(to_python)
     }
@@ -181,14 +181,14 @@ impl CacheCore {
         self.cache.lock().free_blocks(&blocks).map_err(to_python)
     }
 
-    fn roll_back(&self, request: RequestArg, num_computed_tokens: u32) -> PyResult<()> {
+    fn roll_back(&self, request: RequestIdArg, num_computed_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
             .roll_back(request.0, num_computed_tokens)
             .map_err(to_python)
     }
 
-    fn rewind(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
+    fn rewind(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
             .rewind(request.0, num_tokens)
@@ -240,7 +240,7 @@ impl CacheCore {
             .and_then(|found| recovery::assessment(py, found))
     }
 
-    fn truncate(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
+    fn truncate(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
             .truncate(request.0, num_tokens)
@@ -260,14 +260,14 @@ impl CacheCore {
         self.cache.lock().start_step();
     }
 
-    fn blocks(&self, request: RequestArg) -> PyResult<Vec<Vec<u32>>> {
+    fn blocks(&self, request: RequestIdArg) -> PyResult<Vec<Vec<u32>>> {
         let cache = self.cache.lock();
         let tables = cache.tables(request.0).map_err(to_python)?;
         let numbers = |table: &[BlockId]| table.iter().map(|block| block.0).collect();
         Ok(tables.map(numbers).collect())
     }
 
-    fn hit_blocks(&self, request: RequestArg, num_tokens: u32) -> PyResult<Vec<Vec<u32>>> {
+    fn hit_blocks(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<Vec<Vec<u32>>> {
         let groups = self.cache.lock().hit_blocks(request.0, num_tokens);
         groups
             .map(|groups| groups.into_iter().map(numbers).collect())
@@ -291,7 +291,7 @@ impl CacheCore {
             .map_err(to_python)
     }
 
-    fn progress(&self, request: RequestArg) -> PyResult<(u32, u32, u32, u32)> {
+    fn progress(&self, request: RequestIdArg) -> PyResult<(u32, u32, u32, u32)> {
         let progress = self.cache.lock().progress(request.0).map_err(to_python)?;
         Ok((
             progress.num_computed_tokens,
@@ -315,13 +315,13 @@ impl CacheCore {
         states.map(to_tuple).collect()
     }
 
-    fn cursors(&self, request: RequestArg) -> PyResult<Vec<(Option<u32>, Option<u32>)>> {
+    fn cursors(&self, request: RequestIdArg) -> PyResult<Vec<(Option<u32>, Option<u32>)>> {
         let cache = self.cache.lock();
         let cursors = cache.cursors(request.0).map_err(to_python)?;
         Ok(cursors.map(|c| (c.num_registered, c.last_state)).collect())
     }
 
-    fn take_state_tails(&self, request: RequestArg) -> PyResult<Vec<StateTuple>> {
+    fn take_state_tails(&self, request: RequestIdArg) -> PyResult<Vec<StateTuple>> {
         let states = self.cache.lock().take_state_tails(request.0);
         states.map(answers::states).map_err(to_python)
     }
@@ -377,7 +377,7 @@ impl CacheCore {
             .map_err(to_python)
     }
 
-    fn record_blocks_for_zeroing(&self, request: RequestArg, start_token: u32) -> PyResult<()> {
+    fn record_blocks_for_zeroing(&self, request: RequestIdArg, start_token: u32) -> PyResult<()> {
         let mut cache = self.cache.lock();
         cache
             .record_blocks_for_zeroing(request.0, start_token)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, Request, State};
+use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, ScoreRequest, State};
 use kvbraid_core::spec::GroupSpec;
 use parking_lot::MutexGuard;
 use pyo3::prelude::*;
@@ -240,8 +240,9 @@ impl FleetCore {
         tokens: PromptArg,
         produced: PromptArg,
     ) -> PyResult<()> {
-        let note =
-            |request: &Request<'_>| self.index.routed(pod, dp_rank, request, produced.tokens());
+        let note = |request: &ScoreRequest<'_>| {
+            self.index.routed(pod, dp_rank, request, produced.tokens())
+        };
         py.detach(|| request.with(&tokens, note)).map_err(to_python)
     }
 
@@ -301,7 +302,7 @@ impl FleetCore {
         request: RequestArg,
         tokens: PromptArg,
     ) -> PyResult<Option<FleetAnswer>> {
-        let try_score = |request: &Request<'_>| {
+        let try_score = |request: &ScoreRequest<'_>| {
             let index = self.index.try_ask();
             index.map(|mut index| index.score(request)).transpose()
         };

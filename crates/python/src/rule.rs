@@ -1,7 +1,7 @@
 //! The resume rule for callers that have words themselves: tests, and the rule for one holder.
 
 use kvbraid_core::Error;
-use kvbraid_core::rule::{self, HOLDERS, Held, Query, Scratch, Unknown};
+use kvbraid_core::rule::{self, HOLDERS, Holdings, Query, Scratch, Unknown};
 use kvbraid_core::spec::Topology;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -46,7 +46,7 @@ fn evaluate<T: Send>(
     topology: TopologyArg,
     dialect: Vec<PyBackedStr>,
     held: HeldArg,
-    run: impl FnOnce(&Topology, &Held, &mut Scratch) -> T + Send,
+    run: impl FnOnce(&Topology, &Holdings, &mut Scratch) -> T + Send,
 ) -> PyResult<T> {
     let dialect = topology::dialect(dialect).map_err(to_python)?;
     let topology = topology.decode(dialect).map_err(to_python)?;
@@ -59,7 +59,7 @@ fn evaluate<T: Send>(
     Ok(py.detach(|| {
         let whole: Vec<&[u64]> = whole.iter().map(Vec::as_slice).collect();
         let partial: Vec<&[u64]> = partial.iter().map(Vec::as_slice).collect();
-        let held = Held {
+        let held = Holdings {
             unit,
             whole: &whole,
             partial: &partial,

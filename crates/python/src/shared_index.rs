@@ -8,7 +8,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Applied, Index, RankInfo, Request, SLICE};
+use kvbraid_core::fleet::{Applied, Index, RankInfo, SLICE, ScoreRequest};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A longer payload is decoded without holding the index, because that takes a millisecond or more.
@@ -84,7 +84,7 @@ impl SharedIndex {
         &self,
         name: &str,
         dp_rank: u32,
-        request: &Request<'_>,
+        request: &ScoreRequest<'_>,
         produced: &[u32],
     ) -> Result<(), Error> {
         let _turn = self.turn.lock();

@@ -9,7 +9,7 @@ In reading order:
     failed_loads  what becomes of the cache when loads failed; `tables` are those of requests
     pool          calls on single blocks, for connectors
     events        what the cache recorded, for publishers
-    statistics    counts; `leaning` says what is evicted first, and what else would have saved
+    statistics    counts; `policy_choice` says what is evicted first, and what else would have saved
     debug         a view for tests and people
     counts        the checks of arguments that all of these share
 """
@@ -34,7 +34,7 @@ from kvbraid.cache.step import (
     NoFit,
     Work,
 )
-from kvbraid.cache.tables import Place, Places, Refusal, RequestTables, ResumePoint, Why
+from kvbraid.cache.tables import Places, Refusal, RequestTables, ResumePoint, TableEntry, Why
 from kvbraid.models import PrefillCost
 
 __all__ = [
@@ -56,7 +56,6 @@ __all__ = [
     "Match",
     "Need",
     "NoFit",
-    "Place",
     "Places",
     "PolicyChoice",
     "PrefillCost",
@@ -68,6 +67,7 @@ __all__ = [
     "Saved",
     "Starts",
     "Statistics",
+    "TableEntry",
     "Why",
     "Work",
 ]

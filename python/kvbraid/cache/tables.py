@@ -17,7 +17,7 @@ from kvbraid.errors import InvalidValueError, shown
 from kvbraid.ids import BlockId
 
 
-class Place(NamedTuple):
+class TableEntry(NamedTuple):
     """One entry of a block table."""
 
     request: int
@@ -40,14 +40,14 @@ class Places:
     groups: "memoryview[int]"
     positions: "memoryview[int]"
 
-    def of(self, block_id: BlockId) -> list[Place]:
+    def of(self, block_id: BlockId) -> list[TableEntry]:
         """Return the places of a block; none if it was not asked for."""
         i = bisect_left(self.block_ids, block_id)
         if i == len(self.block_ids) or self.block_ids[i] != block_id:
             return []
         own = slice(self.ends[i - 1] if i else 0, self.ends[i])
         columns = (self.requests[own], self.groups[own], self.positions[own])
-        return [Place(*row) for row in zip(*columns, strict=True)]
+        return [TableEntry(*row) for row in zip(*columns, strict=True)]
 
 
 class Why(StrEnum):

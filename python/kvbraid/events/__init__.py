@@ -10,24 +10,24 @@ In reading order:
 
 from kvbraid.events.model import (
     AllBlocksCleared,
+    BatchRefusal,
     BlockRemoved,
     BlockStored,
     Event,
     EventBatch,
     ExtraKey,
-    Refusal,
     TokenId,
 )
 from kvbraid.events.wire import WireForm, decode, encode_batch
 
 __all__ = [
     "AllBlocksCleared",
+    "BatchRefusal",
     "BlockRemoved",
     "BlockStored",
     "Event",
     "EventBatch",
     "ExtraKey",
-    "Refusal",
     "TokenId",
     "WireForm",
     "decode",

@@ -106,7 +106,7 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class BatchRefusal:
     """A part of a payload that could not be read.
 
     `event_index` is the position in the payload's own list of events; None: not in this list.
@@ -123,7 +123,7 @@ class EventBatch:
     ts: float | None
     events: tuple[Event, ...]
     dp_rank: int | None = None
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[BatchRefusal, ...] = ()
 
 
 def _check_tokens(name: str, tokens: tuple[TokenId, ...]) -> None:

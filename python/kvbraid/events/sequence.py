@@ -58,11 +58,11 @@ class SetState(NamedTuple):
     reason: str
 
 
-Output: TypeAlias = Deliver | AskReplay | Reset | Lose | SetState
+Effect: TypeAlias = Deliver | AskReplay | Reset | Lose | SetState
 
 
 @dataclass(slots=True)
-class Counts:
+class SequenceCounts:
     """Counts of what was not simply the next number; all but `lost` count messages."""
 
     duplicates: int = 0
@@ -111,7 +111,7 @@ class SequenceTracker:
     """
 
     def __init__(self, *, hold_limit_bytes: int = 32 << 20, remembered: int = 1024) -> None:
-        self.counts = Counts()
+        self.counts = SequenceCounts()
         self.last = -1
         self._hold_limit_bytes = hold_limit_bytes
         self._remembered = remembered
@@ -120,7 +120,7 @@ class SequenceTracker:
         self._known_to = -1  # A failed feed had heard of it: it must come again, or is lost.
         self._down = _NOT_CONNECTED  # Why there is no connection.
         self._said = SetState(PodState.STALE, self._down)
-        self._out: list[Output] = []
+        self._out: list[Effect] = []
         self._last_digest: int | None = None  # None: `last` was lost, or nothing came yet.
         self._forget()
 
@@ -136,12 +136,12 @@ class SequenceTracker:
 
     # Inputs. Each returns the outputs, to be carried out in this order.
 
-    def connected(self) -> list[Output]:
+    def connected(self) -> list[Effect]:
         """The connection stands (again)."""
         self._row.connected(self)
         return self._take_out()
 
-    def disconnected(self) -> list[Output]:
+    def disconnected(self) -> list[Effect]:
         """The connection is gone; the caller drops its replay, and what it had not read yet."""
         self._row.disconnected(self)
         return self._take_out()
@@ -163,38 +163,38 @@ class SequenceTracker:
         self.last = self._seen = first + len(payloads) - 1
         return True
 
-    def message(self, seq: int, payload: bytes) -> list[Output]:
+    def message(self, seq: int, payload: bytes) -> list[Effect]:
         """A live batch arrived."""
         self._row.message(self, seq, payload)
         return self._take_out()
 
-    def replayed(self, seq: int, payload: bytes) -> list[Output]:
+    def replayed(self, seq: int, payload: bytes) -> list[Effect]:
         """The replay under way answered with this batch."""
         self._row.replayed(self, seq, payload)
         return self._take_out()
 
-    def replay_ended(self) -> list[Output]:
+    def replay_ended(self) -> list[Effect]:
         """The replay under way sent its end marker."""
         self._row.replay_ended(self)
         return self._take_out()
 
-    def replay_failed(self) -> list[Output]:
+    def replay_failed(self) -> list[Effect]:
         """There is no replay endpoint, or it did not answer in time."""
         self._row.replay_failed(self)
         return self._take_out()
 
-    def silence(self) -> list[Output]:
+    def silence(self) -> list[Effect]:
         """Nothing came for a while: a lost last batch would not show otherwise."""
         self._row.silence(self)
         return self._take_out()
 
-    def cleared(self, seq: int) -> list[Output]:
+    def cleared(self, seq: int) -> list[Effect]:
         """The delivered batch `seq` cleared the cache: what was lost before no longer matters."""
         if seq > self._lost_to:
             self._mark_complete()
         return self._take_out()
 
-    def failed(self, why: str) -> list[Output]:
+    def failed(self, why: str) -> list[Effect]:
         """What was delivered may be incomplete: know nothing, as before a connection."""
         self._known_to = max(self._known_to, self.last)
         self._forget()
@@ -233,7 +233,7 @@ class SequenceTracker:
         self._proof: _Proof | None = None
         self._is_changed = False
 
-    def _take_out(self) -> list[Output]:
+    def _take_out(self) -> list[Effect]:
         if self._is_changed:
             self._is_changed = False
             said = self._now()
@@ -496,7 +496,7 @@ _Action: TypeAlias = Callable[[SequenceTracker], None]
 _BatchAction: TypeAlias = Callable[[SequenceTracker, int, bytes], None]
 
 
-class Row(NamedTuple):
+class PhaseRow(NamedTuple):
     """What one phase does with each input."""
 
     connected: _Action
@@ -508,8 +508,8 @@ class Row(NamedTuple):
     silence: _Action
 
 
-TABLE: Final[Mapping[Phase, Row]] = {
-    Phase.DOWN: Row(
+TABLE: Final[Mapping[Phase, PhaseRow]] = {
+    Phase.DOWN: PhaseRow(
         connected=_open,
         disconnected=_ignore,
         message=_open_and_hold,
@@ -518,7 +518,7 @@ TABLE: Final[Mapping[Phase, Row]] = {
         replay_failed=_ignore,
         silence=_ignore,
     ),
-    Phase.REPLAYING: Row(
+    Phase.REPLAYING: PhaseRow(
         connected=_ignore,
         disconnected=_close,
         message=_hold_live,
@@ -527,7 +527,7 @@ TABLE: Final[Mapping[Phase, Row]] = {
         replay_failed=_give_up,
         silence=_ignore,
     ),
-    Phase.LIVE: Row(
+    Phase.LIVE: PhaseRow(
         connected=_ignore,
         disconnected=_close,
         message=_next,
@@ -536,7 +536,7 @@ TABLE: Final[Mapping[Phase, Row]] = {
         replay_failed=_ignore,
         silence=_poll,
     ),
-    Phase.POLLING: Row(
+    Phase.POLLING: PhaseRow(
         connected=_ignore,
         disconnected=_close,
         message=_next,

@@ -13,11 +13,11 @@ from kvbraid._native import decode_batch
 from kvbraid.errors import InvalidValueError
 from kvbraid.events.model import (
     AllBlocksCleared,
+    BatchRefusal,
     BlockRemoved,
     BlockStored,
     Event,
     EventBatch,
-    Refusal,
 )
 
 WireForm: TypeAlias = Literal["map", "array", "sglang_map", "sglang_array"]
@@ -36,7 +36,7 @@ def decode(payload: bytes) -> EventBatch:
         ts=ts,
         dp_rank=dp_rank,
         events=tuple(_READERS[tag](*fields) for tag, *fields in events),
-        refused=tuple(Refusal(reason=reason, event_index=index) for reason, index in refused),
+        refused=tuple(BatchRefusal(reason=reason, event_index=index) for reason, index in refused),
     )
 
 

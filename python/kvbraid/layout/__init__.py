@@ -21,11 +21,11 @@ from kvbraid.layout.engine.describe import from_engine
 from kvbraid.layout.plan import (
     NULL_BLOCK,
     Buffer,
+    ByteRun,
     Chunk,
     MemoryPlan,
     PlannedGroup,
     Reference,
-    Run,
     View,
 )
 from kvbraid.layout.planning.cross_layer import (
@@ -48,6 +48,7 @@ from kvbraid.layout.planning.probe import Probe, geometry_from_layouts, probe_ba
 __all__ = [
     "NULL_BLOCK",
     "Buffer",
+    "ByteRun",
     "Chunk",
     "ConnectorForm",
     "CrossLayerDecision",
@@ -61,7 +62,6 @@ __all__ = [
     "PlannedModel",
     "Probe",
     "Reference",
-    "Run",
     "Split",
     "UnknownPage",
     "View",

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.extras import require_torch
-from kvbraid.layout.plan import NULL_BLOCK, MemoryPlan, PlannedGroup, Reference, Run
+from kvbraid.layout.plan import NULL_BLOCK, ByteRun, MemoryPlan, PlannedGroup, Reference
 from kvbraid.layout.sizes import check_size, is_size
 
 require_torch("kvbraid.layout.descriptors", "numpy")
@@ -194,7 +194,7 @@ def descriptors(
     return Descriptors(plan, bases=bases, how=how, device=device).chunks(block_ids)
 
 
-def progressions(runs: Iterable[Run]) -> list[Progression]:
+def progressions(runs: Iterable[ByteRun]) -> list[Progression]:
     """Join runs of one length that follow each other at one distance."""
     found: list[Progression] = []
     for offset, length in runs:
@@ -225,10 +225,10 @@ def _starts(plan: MemoryPlan, bases: int | Sequence[int]) -> list[int]:
 
 def _runs(
     plan: MemoryPlan, group: PlannedGroup, how: How
-) -> list[tuple[Reference, tuple[Run, ...]]]:
+) -> list[tuple[Reference, tuple[ByteRun, ...]]]:
     if how == "exact":
         return [(each, each.exact()) for each in group.references]
-    found: list[tuple[Reference, tuple[Run, ...]]] = []
+    found: list[tuple[Reference, tuple[ByteRun, ...]]] = []
     for reference in group.references:
         whole = reference.whole()
         if whole is None:

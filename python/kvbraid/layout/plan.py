@@ -29,7 +29,7 @@ MIN_BLOCKS: Final = 2
 BASE_ALIGNMENT: Final = 512
 """Bytes of which each buffer's start is a multiple: direct I/O to disks needs as much."""
 
-Run: TypeAlias = tuple[int, int]
+ByteRun: TypeAlias = tuple[int, int]
 """An offset inside a block and a length, both in bytes."""
 
 
@@ -80,7 +80,7 @@ class Chunk:
         """Bytes of all pieces."""
         return self.length * self.count
 
-    def pieces(self) -> Iterable[Run]:
+    def pieces(self) -> Iterable[ByteRun]:
         """Yield all pieces in order."""
         return ((self.offset + i * self.stride, self.length) for i in range(self.count))
 
@@ -104,11 +104,11 @@ class Reference:
         """Bytes of one block that layers use."""
         return sum(chunk.used_bytes for chunk in self.chunks)
 
-    def exact(self) -> tuple[Run, ...]:
+    def exact(self) -> tuple[ByteRun, ...]:
         """Return the used bytes of a block as runs in ascending order, neighbours merged."""
         return merged(piece for chunk in self.chunks for piece in chunk.pieces())
 
-    def whole(self) -> Run | None:
+    def whole(self) -> ByteRun | None:
         """Return the whole block as one run, or None if its bytes are not together."""
         return (0, self.block_stride) if self.is_whole else None
 
@@ -161,7 +161,7 @@ class Buffer:
         """Return the position of a physical dimension, or None if the buffer has none."""
         return self.axes.index(name) if name in self.axes else None
 
-    def head_slice(self, first: int, count: int) -> Run:
+    def head_slice(self, first: int, count: int) -> ByteRun:
         """Return the range of a block with heads [first, first + count) of all its layers.
 
         Raises:
@@ -234,9 +234,9 @@ class MemoryPlan:
         return self.views[name]
 
 
-def merged(pieces: Iterable[Run]) -> tuple[Run, ...]:
+def merged(pieces: Iterable[ByteRun]) -> tuple[ByteRun, ...]:
     """Sort runs and join those that touch."""
-    joined: list[Run] = []
+    joined: list[ByteRun] = []
     for offset, length in sorted(pieces):
         if joined and sum(joined[-1]) == offset:
             joined[-1] = (joined[-1][0], joined[-1][1] + length)

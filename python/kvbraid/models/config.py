@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, cast
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.models.cache_types import DTYPES, CacheType, cache_type, plain
 
-Names: TypeAlias = tuple[str, ...]
+FieldNames: TypeAlias = tuple[str, ...]
 Default: TypeAlias = "int | str | Callable[[ConfigReader], int | str]"
 
 MAX_LAYERS: Final = 4096
@@ -75,7 +75,7 @@ class ConfigReader:
         self._state_dtype = state_dtype
         self._defaults = {**COMMON_DEFAULTS, **defaults}
 
-    def at_layer(self, number: int, names: Names) -> "ConfigReader":
+    def at_layer(self, number: int, names: FieldNames) -> "ConfigReader":
         """Return a reader of one layer: a field that lists its layers becomes the layer's entry.
 
         Defaults that the new reader assumes are recorded here too. A list that ends before the

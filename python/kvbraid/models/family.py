@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvbraid.models.config import ConfigReader, Default, Names
+from kvbraid.models.config import ConfigReader, Default, FieldNames
 from kvbraid.models.patterns import Pattern, Role
 from kvbraid.models.sizes import Attention, Sizer
 
@@ -24,7 +24,7 @@ class Family:
     fields: str  # The fields that `pattern` reads, for the message if none of them is present.
     defaults: Mapping[str, Default] = field(default_factory=dict)
     first: tuple[Role, ...] = ()
-    per_layer: Names = ()
+    per_layer: FieldNames = ()
     engine_state_dtype: "Default | None" = None
 
 

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, TypeAlias
 
-from kvbraid.models.config import ConfigReader, Names
+from kvbraid.models.config import ConfigReader, FieldNames
 from kvbraid.models.layers import LayerSpec
 from kvbraid.models.shapes import State, StatePart, StateTensor
 from kvbraid.spec import SpecKind
 
 Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
 
-KV_HEADS: Final[Names] = ("num_key_value_heads",)
-HEAD_DIM: Final[Names] = ("head_dim",)
+KV_HEADS: Final[FieldNames] = ("num_key_value_heads",)
+HEAD_DIM: Final[FieldNames] = ("head_dim",)
 # Why a layer has no plain pages, as refusals say it.
 INDEXED: Final = "index keys as well, in an engine's own quantized pages of another size"
 COMPRESSED: Final = "compressed entries, in blocks that pack pages of several sizes"
@@ -46,13 +46,15 @@ class Attention:
     """
 
     kind: SpecKind = SpecKind.FULL_ATTENTION
-    kv_heads: Names = KV_HEADS
-    key_dim: Names = HEAD_DIM
-    value_dim: Names | None = None
-    window: Names | None = None
+    kv_heads: FieldNames = KV_HEADS
+    key_dim: FieldNames = HEAD_DIM
+    value_dim: FieldNames | None = None
+    window: FieldNames | None = None
     itself: int = 0
-    chunk: Names | None = None
-    index: tuple[Names, Names] | None = None  # Index heads and their size, if there are any.
+    chunk: FieldNames | None = None
+    index: tuple[FieldNames, FieldNames] | None = (
+        None  # Index heads and their size, if there are any.
+    )
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return bytes per token, and the window or chunk of the kind."""
@@ -75,7 +77,7 @@ class Attention:
 class Latent:
     """MLA: one compressed vector and one rotary key for all heads; `index` adds an index key."""
 
-    index: Names | None = None
+    index: FieldNames | None = None
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return bytes per token."""
@@ -96,8 +98,8 @@ class SharedKeyValue:
 
     kind: SpecKind
     ratio: int = 1
-    window: Names | None = None
-    index: Names | None = None
+    window: FieldNames | None = None
+    index: FieldNames | None = None
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return bytes per token, rounded up, and the window of the kind."""
@@ -145,7 +147,7 @@ class Mamba1:
     expand: str
     state: str
     kernel: str
-    inner: Names = ()
+    inner: FieldNames = ()
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return the bytes of one state."""

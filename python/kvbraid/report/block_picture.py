@@ -20,7 +20,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from kvbraid.errors import InvalidValueError
 from kvbraid.layout.plan import MemoryPlan, PlannedGroup
-from kvbraid.report.block_rows import BlockRow, Cell, block_rows
+from kvbraid.report.block_rows import BlockCell, BlockRow, block_rows
 
 _WIDTH: Final = 1000
 _MARGIN: Final = 20
@@ -246,7 +246,7 @@ def _patterns(defs: Element) -> None:
         SubElement(ramp, "stop", {"offset": offset, "stop-color": f"#{colour}"})
 
 
-def _first_parts(cells: Sequence[Cell]) -> frozenset[str]:
+def _first_parts(cells: Sequence[BlockCell]) -> frozenset[str]:
     """The names of the first tensor of each state that has several."""
     names: dict[str, list[str]] = {}
     for cell in cells:

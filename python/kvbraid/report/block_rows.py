@@ -21,7 +21,7 @@ MAX_ALIKE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class BlockCell:
     """Bytes of a row from `start` on: those of the view `name` of `layer`, or of no layer."""
 
     start: int
@@ -37,7 +37,7 @@ class BlockRow:
     label: str
     offset: int
     length: int
-    cells: tuple[Cell, ...]
+    cells: tuple[BlockCell, ...]
     num_left_out: int = 0
 
 
@@ -64,10 +64,10 @@ def _rows(plan: MemoryPlan, layers: Mapping[str, str], reference: Reference) -> 
     striped = any(chunk.count > 1 for chunk in reference.chunks)
     starts = _stripes(buffer, reference) if striped else _slots(buffer, layers, reference)
     ends = (*starts[1:], buffer.block_bytes)
-    cells: list[list[Cell]] = [[] for _ in starts]
+    cells: list[list[BlockCell]] = [[] for _ in starts]
     for row, offset, length, name in _cut(reference.chunks, starts, ends):
         start = offset - starts[row]
-        cells[row].append(Cell(start=start, length=length, name=name, layer=layers[name]))
+        cells[row].append(BlockCell(start=start, length=length, name=name, layer=layers[name]))
     return [
         BlockRow(
             label=_label(plan, reference, index),
@@ -95,7 +95,7 @@ def _cut(
 
 def _untouched(block_bytes: int) -> BlockRow:
     """A buffer with no layer of the group."""
-    nobody = Cell(start=0, length=block_bytes, name="no layer")
+    nobody = BlockCell(start=0, length=block_bytes, name="no layer")
     return BlockRow(label="", offset=0, length=block_bytes, cells=(nobody,))
 
 
@@ -107,7 +107,7 @@ def _pieces(layers: Mapping[str, str], chunks: Sequence[Chunk]) -> Iterator[Bloc
     """A layer alone whose blocks are not first: each piece is far from the next."""
     for chunk in chunks:
         for index, (offset, length) in enumerate(chunk.pieces()):
-            cell = Cell(start=0, length=length, name=chunk.name, layer=layers[chunk.name])
+            cell = BlockCell(start=0, length=length, name=chunk.name, layer=layers[chunk.name])
             yield BlockRow(label=f"piece {index}", offset=offset, length=length, cells=(cell,))
 
 
@@ -148,17 +148,17 @@ def _label(plan: MemoryPlan, reference: Reference, index: int) -> str:
     return f"kernel block {block}, head {head}" if view.kernel_blocks > 1 else f"head {head}"
 
 
-def _filled(cells: Sequence[Cell], length: int, *, striped: bool) -> Iterator[Cell]:
+def _filled(cells: Sequence[BlockCell], length: int, *, striped: bool) -> Iterator[BlockCell]:
     """Yield the cells of a row, and one for each gap."""
     what = "padding" if cells and not striped else "no layer"
     end = 0
     for cell in cells:
         if cell.start > end:
-            yield Cell(start=end, length=cell.start - end, name=what)
+            yield BlockCell(start=end, length=cell.start - end, name=what)
         yield cell
         end = cell.start + cell.length
     if end < length:
-        yield Cell(start=end, length=length - end, name=what)
+        yield BlockCell(start=end, length=length - end, name=what)
 
 
 def _without_alike(rows: Sequence[BlockRow]) -> Iterator[BlockRow]:

@@ -11,7 +11,7 @@ from kvbraid.cache import Need
 from kvbraid.cache.chunk import Position
 from kvbraid.loads import NO_TIERS, Load, Offer, Query
 from kvbraid.recovery.ledger.loading import can_end_before, useful_end
-from kvbraid.scheduler.request_table import Request, RequestTable
+from kvbraid.scheduler.request_table import RequestTable, ScheduledRequest
 from kvbraid.scheduler.step import Finish, Output, Scheduled
 
 _NOTHING: Final = Offer(num_tokens=0, tier="none", is_async=False)
@@ -39,7 +39,7 @@ class StepPlan:
             if not self._start(table.waiting[0]):
                 return
 
-    def _go_on(self, request: Request) -> None:
+    def _go_on(self, request: ScheduledRequest) -> None:
         part = self._next_part(request, request.num_computed)
         if part is None:
             return
@@ -59,7 +59,7 @@ class StepPlan:
                 return
         self._add(request, part)
 
-    def _victim(self) -> Request | None:
+    def _victim(self) -> ScheduledRequest | None:
         """The last one that could run has no victim, not even itself: it waits."""
         running, waiters = self._table.running, self._table.ledgers.owners.waiters()
         candidates = [request for request in running.values() if not request.is_loading]
@@ -67,7 +67,7 @@ class StepPlan:
             return running[waiters[0]]
         return candidates[-1] if len(candidates) > 1 else None
 
-    def _give_up(self, request: Request) -> bool:
+    def _give_up(self, request: ScheduledRequest) -> bool:
         """End a request if nothing will ever make room for it; return whether it ended."""
         table = self._table
         others = table.running.keys() - {request.number}
@@ -76,7 +76,7 @@ class StepPlan:
         table.end(request, Output(request.number, finish=Finish.ERROR, error="out_of_blocks"))
         return True
 
-    def _next_part(self, request: Request, start: int) -> Scheduled | None:
+    def _next_part(self, request: ScheduledRequest, start: int) -> Scheduled | None:
         """Plan a request's tokens; None if there are none, or too few are left of the step."""
         table, wanted = self._table, min(request.num_expected, request.num_to_compute) - start
         if wanted <= 0 or not self._budget:
@@ -97,14 +97,14 @@ class StepPlan:
         part = Scheduled(request.number, request.run, start, count, drafts, samples)
         return part if count else None
 
-    def _add(self, request: Request, part: Scheduled) -> None:
+    def _add(self, request: ScheduledRequest, part: Scheduled) -> None:
         request.in_flight[self._table.num_steps] = part
         request.num_computed = part.start + part.num_tokens
         self.scheduled.append(part)
         self._budget -= part.num_tokens
         self._table.ledgers.follow(request.number, request)
 
-    def _start(self, request: Request) -> bool:
+    def _start(self, request: ScheduledRequest) -> bool:
         """Give a request its first blocks; return whether the next one may start, too."""
         table, number, unit = self._table, request.number, self._table.rules.alignment
         if table.ledgers.departed.is_in_flight(number):
@@ -142,7 +142,7 @@ class StepPlan:
             self._add(request, part)
         return True
 
-    def _ask(self, request: Request, hit: int) -> Offer:
+    def _ask(self, request: ScheduledRequest, hit: int) -> Offer:
         """Ask the tiers for what comes after the hit."""
         table, ledgers = self._table, self._table.ledgers
         may_ask = ledgers.retries.allows(request.number, table.num_steps)

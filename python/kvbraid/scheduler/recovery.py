@@ -6,7 +6,7 @@ from typing import Final
 from kvbraid.loads import Failures, LoadReport
 from kvbraid.recovery import Action, RecoveryPlan
 from kvbraid.recovery.ledger.loading import Tables
-from kvbraid.scheduler.request_table import Request, RequestTable
+from kvbraid.scheduler.request_table import RequestTable, ScheduledRequest
 from kvbraid.scheduler.step import Finish, Output
 
 _ERRORS: Final = {Action.FAIL: "load_failed", Action.TAINTED_OUTPUT: "tainted_output"}
@@ -33,7 +33,7 @@ def take_reports(table: RequestTable, reports: Sequence[LoadReport]) -> None:
             _arrived(table, request, is_good=is_good)
 
 
-def _arrived(table: RequestTable, request: Request, *, is_good: bool) -> None:
+def _arrived(table: RequestTable, request: ScheduledRequest, *, is_good: bool) -> None:
     """What an asynchronous load had to bring is good: it becomes findable, the request goes on.
 
     The last token is computed even if it was loaded; what it reads was loaded, too.

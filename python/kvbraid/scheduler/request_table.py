@@ -25,7 +25,7 @@ from kvbraid.spec import GroupSpec
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Request(LiveRun):
+class ScheduledRequest(LiveRun):
     """One request that has not ended, and its present run; in tokens.
 
     `run` tells runs of a request apart, and what was computed before and after a rewind.
@@ -99,14 +99,14 @@ class RequestTable:
         self.rules: Final = rules_of(cache.config, max_chunk_tokens=options.max_step_tokens)
         self.options: Final = options
         self.ledgers: Final = ledgers
-        self.requests: Final[dict[int, Request]] = {}
-        self.waiting: Final[list[Request]] = []
-        self.running: Final[dict[int, Request]] = {}
+        self.requests: Final[dict[int, ScheduledRequest]] = {}
+        self.waiting: Final[list[ScheduledRequest]] = []
+        self.running: Final[dict[int, ScheduledRequest]] = {}
         self.steps: Final[deque[Step]] = deque()
         self.num_steps = 0
         self.outputs: list[Output] = []
 
-    def run_of(self, request: Request) -> Run:
+    def run_of(self, request: ScheduledRequest) -> Run:
         """Return a request's run as it is decided on."""
         computed, prompt = request.num_computed, request.counts.num_prompt_tokens
         if request.is_loading:  # The last token is computed, even if it is loaded, too.
@@ -115,21 +115,21 @@ class RequestTable:
             request.number, request.num_tokens, prompt, computed, request.num_in_flight
         )
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: ScheduledRequest) -> None:
         """Take a request's blocks; it starts again later. Outputs of its steps still count."""
         tables = self._tables(request)
         self.ledgers.hold(request.load)
         self.cache.preempt([request.number])
         self.preempted(request, tables)
 
-    def preempted(self, request: Request, tables: Tables) -> None:
+    def preempted(self, request: ScheduledRequest, tables: Tables) -> None:
         """Note that a request has given its blocks back. It had these `tables`."""
         self._leave(request, tables)
         request.num_computed = 0
         request.run += 1
         insort(self.waiting, request, key=lambda waiting: waiting.number)
 
-    def end(self, request: Request, output: Output, *, is_held: bool = False) -> None:
+    def end(self, request: ScheduledRequest, output: Output, *, is_held: bool = False) -> None:
         """End a request. `is_held`: what transfers may still write is held already."""
         self.outputs.append(output._replace(num_recomputed=request.counts.recomputed))
         if request.number in self.running:
@@ -142,12 +142,12 @@ class RequestTable:
         del self.requests[request.number]
         self.ledgers.retries.ended(request.number)
 
-    def _tables(self, request: Request) -> Tables:
+    def _tables(self, request: ScheduledRequest) -> Tables:
         """The tables of a request if they count when its run ends."""
         is_kept = self.ledgers.departed.keeps(in_flight=bool(request.in_flight))
         return self.cache.blocks(request.number) if is_kept else ()
 
-    def _leave(self, request: Request, tables: Tables) -> None:
+    def _leave(self, request: ScheduledRequest, tables: Tables) -> None:
         del self.running[request.number]
         request.counts.computed(request.num_processed)
         last_step = max(request.in_flight, default=None)

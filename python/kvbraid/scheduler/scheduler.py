@@ -22,7 +22,7 @@ from kvbraid.recovery.ledger.state import RecoveryState
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.planning import StepPlan
 from kvbraid.scheduler.recovery import take_reports
-from kvbraid.scheduler.request_table import Request, RequestTable
+from kvbraid.scheduler.request_table import RequestTable, ScheduledRequest
 from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult
 
 
@@ -87,7 +87,7 @@ class Scheduler:
             raise InvalidValueError(f"{what}; expected 1 or more, 0 or more, {most} at most")
         if number is None:
             number = self._cache.add(prompt, extra=extra, lora_id=lora_id)
-        request = Request(
+        request = ScheduledRequest(
             number=number,
             prompt=prompt,
             extra=extra,
@@ -181,7 +181,7 @@ class Scheduler:
                 what = f"{count} tokens for request {part.request}; expected {least} to {most}"
                 raise InvalidValueError(f"step {step.number} has {what}")
 
-    def _process(self, request: Request, part: Scheduled, tokens: Sequence[int]) -> None:
+    def _process(self, request: ScheduledRequest, part: Scheduled, tokens: Sequence[int]) -> None:
         """Take over the tokens of a step; its request may have given its blocks back since."""
         number = request.number
         if number in self._table.running:

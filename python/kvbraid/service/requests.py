@@ -24,7 +24,7 @@ _FORMATS: Final[dict[int, Literal["I", "Q"]]] = {4: "I", 8: "Q"}
 
 _Offset: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
 # The decoder takes no bound above 63 bits; `_wide_tokens` checks the other end.
-_Token: TypeAlias = Annotated[
+_TokenId: TypeAlias = Annotated[
     int, Meta(ge=0, description="Below 2**64.", extra_json_schema={"maximum": (1 << 64) - 1})
 ]
 
@@ -68,7 +68,7 @@ class QueryFields(RequestFields, kw_only=True):
 class ScoreBody(RequestFields, kw_only=True):
     """The JSON body of POST /v1/score and POST /v1/explain."""
 
-    token_ids: list[_Token]
+    token_ids: list[_TokenId]
 
 
 class RoutedBody(PromptFields, kw_only=True):
@@ -76,8 +76,8 @@ class RoutedBody(PromptFields, kw_only=True):
 
     pod: str
     dp_rank: _Offset = 0
-    token_ids: list[_Token]
-    produced: list[_Token]
+    token_ids: list[_TokenId]
+    produced: list[_TokenId]
 
 
 class Routed(NamedTuple):

@@ -1,7 +1,7 @@
 """Requests that go back in place, and what their own tables hold, on caches that one can draw."""
 
 import pytest
-from kvbraid.cache import CacheManager, Need, Place, Refusal, ResumePoint, Why
+from kvbraid.cache import CacheManager, Need, Refusal, ResumePoint, TableEntry, Why
 from kvbraid.errors import InvalidValueError, NotHeldError
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.ids import BlockId
@@ -142,8 +142,8 @@ def test_every_entry_of_every_table_is_found() -> None:
         compute(cache, request, [12], hit=8)
     shared, own = cache.blocks(first)[0][0], cache.blocks(second)[1][-1]
     places = cache.tables.requests_of([own, BlockId(0), shared, BlockId(60), own])
-    assert places.of(own) == [Place(second, 1, 2)]
-    assert places.of(shared) == [Place(first, 0, 0), Place(second, 0, 0)]
+    assert places.of(own) == [TableEntry(second, 1, 2)]
+    assert places.of(shared) == [TableEntry(first, 0, 0), TableEntry(second, 0, 0)]
     assert places.of(BlockId(0)) == places.of(BlockId(60)) == places.of(BlockId(7)) == []
     assert list(places.block_ids) == [shared, own, 60]
     assert list(places.ends) == [2, 3, 3]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.events.held import OVERHEAD_BYTES, HeldBatches
-from kvbraid.events.sequence import Deliver, Lose, Output, SequenceTracker
+from kvbraid.events.sequence import Deliver, Effect, Lose, SequenceTracker
 
 
 class CountedNumber(int):
@@ -81,5 +81,5 @@ def test_what_was_held_is_delivered_in_order() -> None:
     tracker.connected()
     for seq in (4, 2, 3):
         tracker.replayed(seq, b"%d" % seq)
-    out: list[Output] = [*tracker.replayed(0, b"0"), *tracker.replayed(1, b"1")]
+    out: list[Effect] = [*tracker.replayed(0, b"0"), *tracker.replayed(1, b"1")]
     assert [item.seq for item in out if isinstance(item, Deliver)] == [0, 1, 2, 3, 4]

@@ -9,7 +9,7 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvbraid.events.held import OVERHEAD_BYTES
-from kvbraid.events.sequence import AskReplay, Deliver, Lose, Output, Reset, SequenceTracker
+from kvbraid.events.sequence import AskReplay, Deliver, Effect, Lose, Reset, SequenceTracker
 from kvbraid.ids import PodState
 
 CLEAR = b"clear"
@@ -54,7 +54,7 @@ class Link(RuleBasedStateMachine):
         self.known: list[tuple[int, bytes]] = []  # Delivered since the last Reset or clear.
         self.has_lost = False
 
-    def carry_out(self, out: list[Output]) -> None:
+    def carry_out(self, out: list[Effect]) -> None:
         cleared = None
         for item in out:
             match item:

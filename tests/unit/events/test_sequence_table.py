@@ -6,8 +6,8 @@ from kvbraid.events.sequence import (
     TABLE,
     AskReplay,
     Deliver,
+    Effect,
     Lose,
-    Output,
     Phase,
     Reset,
     SequenceTracker,
@@ -22,16 +22,16 @@ def payload(seq: int, life: str = "a") -> bytes:
     return f"{life}{seq}".encode()
 
 
-def feed(tracker: SequenceTracker, *seqs: int, life: str = "a") -> list[Output]:
-    out: list[Output] = []
+def feed(tracker: SequenceTracker, *seqs: int, life: str = "a") -> list[Effect]:
+    out: list[Effect] = []
     for seq in seqs:
         out += tracker.message(seq, payload(seq, life))
         tracker.check_integrity()
     return out
 
 
-def replay(tracker: SequenceTracker, *seqs: int, life: str = "a") -> list[Output]:
-    out: list[Output] = []
+def replay(tracker: SequenceTracker, *seqs: int, life: str = "a") -> list[Effect]:
+    out: list[Effect] = []
     for seq in seqs:
         out += tracker.replayed(seq, payload(seq, life))
         tracker.check_integrity()
@@ -44,11 +44,11 @@ def state(tracker: SequenceTracker) -> PodState:
     return tracker.state
 
 
-def delivered(out: list[Output]) -> list[int]:
+def delivered(out: list[Effect]) -> list[int]:
     return [item.seq for item in out if isinstance(item, Deliver)]
 
 
-def kinds(out: list[Output]) -> list[str]:
+def kinds(out: list[Effect]) -> list[str]:
     return [type(item).__name__ for item in out]
 
 

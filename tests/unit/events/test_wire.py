@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
 from kvbraid.events import (
     AllBlocksCleared,
+    BatchRefusal,
     BlockRemoved,
     BlockStored,
     Event,
     EventBatch,
-    Refusal,
     WireForm,
     decode,
     encode_batch,
@@ -97,4 +97,4 @@ def test_refusals_come_with_reason_and_index_and_the_rest_is_delivered() -> None
     payload = good.replace(b"AllBlocksCleared", b"AllBlocksCleaned")
     batch = decode(payload)
     assert batch.events == (STORE,)
-    assert batch.refused == (Refusal(reason="unknown_event", event_index=0),)
+    assert batch.refused == (BatchRefusal(reason="unknown_event", event_index=0),)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from kvbraid.cache.tables import Place, Places
+from kvbraid.cache.tables import Places, TableEntry
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.recovery import Action, RecoveryPlan, RequestPlan
@@ -35,7 +35,7 @@ class SharedTables:
     def requests_of(self, block_ids: Sequence[BlockId]) -> Places:
         blocks = sorted(set(block_ids))
         rows = [
-            (block, Place(request, group_of(block), (block - 1) // 2))
+            (block, TableEntry(request, group_of(block), (block - 1) // 2))
             for block in blocks
             for request in REQUESTS
             if (request, block) not in self.missing

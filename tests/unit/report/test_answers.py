@@ -4,7 +4,13 @@ from io import StringIO
 
 import msgspec
 import pytest
-from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Refusal
+from kvbraid.events.model import (
+    AllBlocksCleared,
+    BatchRefusal,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+)
 from kvbraid.fleet.answer import Limiting, PodScore
 from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.report.answers import show_explanation, show_pods, show_scores
@@ -106,7 +112,7 @@ def test_every_event_and_refusal_is_a_line() -> None:
     batch = EventBatch(
         ts=0.5,
         events=(stored, BlockRemoved(block_hashes=(255,), group_idx=1), AllBlocksCleared()),
-        refused=(Refusal(reason="unknown_tag", event_index=3),),
+        refused=(BatchRefusal(reason="unknown_tag", event_index=3),),
     )
     assert event_lines("a/0", 7, batch) == [
         "00:00:00.500 a/0 #7 stored  g1 sliding_window/128  3 blocks of 16  64 tokens  root  GPU"
@@ -132,7 +138,7 @@ def test_what_an_engine_sends_cannot_steer_the_terminal() -> None:
         kv_cache_spec_kind=HOSTILE, medium=HOSTILE, lora_name=HOSTILE,
     )  # fmt: skip
     batch = EventBatch(
-        ts=0.5, events=(stored,), refused=(Refusal(reason=HOSTILE, event_index=None),)
+        ts=0.5, events=(stored,), refused=(BatchRefusal(reason=HOSTILE, event_index=None),)
     )
     for line in event_lines(HOSTILE, 7, batch):
         assert line.isprintable()

@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use super::evidence::Evidence;
-use super::recorded_request::{RecordedRequest, Unit};
+use super::recorded_request::{RecordedRequest, SimulatedBlock};
 use super::replay_schedule::ReplaySchedule;
 use super::sample::Sample;
 use super::simulated_cache::{Scale, SimulatedCache, hashes_that_fill};
@@ -59,7 +59,7 @@ pub(super) struct Adaptation {
     schedule: ReplaySchedule,
     cost: PrefillCost,
     /// A simulated cache's hash.
-    unit: Unit,
+    unit: SimulatedBlock,
     /// The simulated cache whose policy the cache has.
     policy: usize,
     /// The hashes that fill the cache, and those of the requests that have finished.
@@ -100,7 +100,7 @@ impl Adaptation {
             sample: Sample::new(scale.sample),
             schedule: ReplaySchedule::new(scale.pace(config, count)),
             cost: by_value.cost,
-            unit: Unit {
+            unit: SimulatedBlock {
                 tokens: config.topology.hash_block_size * scale.blocks,
                 num_hashes: scale.blocks,
             },

@@ -7,13 +7,13 @@ use crate::hash::Digest;
 
 /// The blocks of a simulated cache by which requests are hashed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Unit {
+pub(super) struct SimulatedBlock {
     pub tokens: u32,
     /// The number of the cache's own hashes in one.
     pub num_hashes: u32,
 }
 
-impl Unit {
+impl SimulatedBlock {
     /// The hashes of what a request has computed.
     pub(super) fn hashes(
         self,
@@ -37,7 +37,7 @@ pub(super) struct RecordedRequest {
 }
 
 impl RecordedRequest {
-    pub(super) fn of(request: &FinishedRequest, unit: Unit) -> Self {
+    pub(super) fn of(request: &FinishedRequest, unit: SimulatedBlock) -> Self {
         let num_tokens = request.num_tokens();
         Self {
             hashes: unit.hashes(request).copied().collect(),

@@ -139,9 +139,9 @@ impl BlockSet {
     /// Which entries of a chunk the set has.
     fn mask(&self, chunk: &[BlockId; CHUNK]) -> u64 {
         match step(chunk) {
-            Some(Step::Up) => self.from(chunk[0]),
-            Some(Step::Down) => self.from(chunk[CHUNK - 1]).reverse_bits(),
-            Some(Step::None) => u64::from(self.has(chunk[0])) * u64::MAX,
+            Some(Stride::Up) => self.from(chunk[0]),
+            Some(Stride::Down) => self.from(chunk[CHUNK - 1]).reverse_bits(),
+            Some(Stride::None) => u64::from(self.has(chunk[0])) * u64::MAX,
             None => self.mask_of_any(chunk),
         }
     }
@@ -209,27 +209,27 @@ impl Ranks<'_> {
 }
 
 /// By how much each entry of a chunk differs from the one before it.
-enum Step {
+enum Stride {
     Up,
     Down,
     None,
 }
 
 /// The step between all entries of a chunk, if it is the same everywhere.
-fn step(chunk: &[BlockId; CHUNK]) -> Option<Step> {
+fn step(chunk: &[BlockId; CHUNK]) -> Option<Stride> {
     const LENGTH: u32 = u64::BITS - 1;
     const MINUS_LENGTH: u32 = LENGTH.wrapping_neg();
     let first = chunk[0].0;
     let (step, is_same) = match chunk[CHUNK - 1].0.wrapping_sub(first) {
         LENGTH => (
-            Step::Up,
+            Stride::Up,
             all(chunk, |at, block| block.wrapping_sub(first) ^ at),
         ),
         MINUS_LENGTH => (
-            Step::Down,
+            Stride::Down,
             all(chunk, |at, block| first.wrapping_sub(block) ^ at),
         ),
-        0 => (Step::None, all(chunk, |_, block| first ^ block)),
+        0 => (Stride::None, all(chunk, |_, block| first ^ block)),
         _ => return None,
     };
     is_same.then_some(step)

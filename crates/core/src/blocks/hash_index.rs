@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::hash::Digest;
 use crate::ids::{BlockId, NULL_BLOCK};
 use crate::key_table::KeyTable;
-use crate::secret::Spread;
+use crate::secret::Spreader;
 
 /// A hash that some block is found by, as an index into the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,7 +76,7 @@ fn short(digest: &Digest) -> u64 {
 }
 
 impl HashIndex {
-    pub(crate) fn new(num_groups: usize, spread: Spread) -> Self {
+    pub(crate) fn new(num_groups: usize, spread: Spreader) -> Self {
         Self {
             num_groups,
             by_key: KeyTable::new(spread),

@@ -3,7 +3,7 @@
 
 use super::Cache;
 use super::retention::{Checkpoint, Checkpoints};
-use super::step::io::{BlockInfo, Cursor};
+use super::step::io::{BlockInfo, TableProgress};
 use crate::blocks::{BlockId, NULL_BLOCK};
 use crate::error::Result;
 use crate::hash::Digest;
@@ -44,9 +44,9 @@ impl Cache {
     ///
     /// # Errors
     /// `UnknownRequest`.
-    pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = Cursor>> {
+    pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = TableProgress>> {
         let tables = self.request(id)?.tables().iter();
-        Ok(tables.map(|table| Cursor {
+        Ok(tables.map(|table| TableProgress {
             num_registered: table.num_cached,
             last_state: table.state.last,
         }))

@@ -94,7 +94,7 @@ use hashbrown::HashMap;
 pub use config::{
     ByValue, CacheConfig, EvictionPolicy, GroupOptions, HashFunction, PrefillCost, Retention,
 };
-pub use going_back::own_tables::{OwnLimit, Place, Places};
+pub use going_back::own_tables::{OwnLimit, Places, TableEntry};
 pub use going_back::recover::{Boundary, Recovery};
 pub use hint::Hint;
 pub use leave::FinishedRequest;
@@ -102,15 +102,15 @@ pub use retention::Checkpoint;
 pub(crate) use retention::Checkpoints;
 pub use statistics::{Starts, Statistics};
 pub use step::io::{
-    Allocation, BlockCopy, BlockInfo, Cursor, KeptState, Match, Need, NewRequest, NoFit, Progress,
-    Work,
+    Allocation, BlockCopy, BlockInfo, KeptState, Match, Need, NewRequest, NoFit, Progress,
+    TableProgress, Work,
 };
 
 use self::core::Core;
 use self::request::Request;
 use self::step::allocate::Stepper;
 use self::step::commit::commit;
-use self::step::plan::{Fit, Hits, Plan};
+use self::step::plan::{Fit, HitBlocks, Plan};
 use crate::blocks::BlockId;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -238,7 +238,7 @@ impl Cache {
     /// `UnknownRequest`; `NotHeld` for a hit that is gone.
     pub fn hit_blocks(&mut self, id: u64, num_tokens: u32) -> Result<Vec<Vec<BlockId>>> {
         self.with(id, |core, request| {
-            let hits = Hits::find(core, request, num_tokens, None)?;
+            let hits = HitBlocks::find(core, request, num_tokens, None)?;
             let groups = 0..core.groups.len();
             Ok(groups.map(|group| hits.of(group).to_vec()).collect())
         })

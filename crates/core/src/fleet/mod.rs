@@ -18,7 +18,7 @@
 //! - `state`: how completely the history of a rank is known.
 //!
 //! ```
-//! use kvbraid_core::fleet::{Index, Options, PodSpec, Prompt, Request, Strategy, TierSet};
+//! use kvbraid_core::fleet::{Index, Options, PodSpec, Prompt, ScoreRequest, Strategy, TierSet};
 //! use kvbraid_core::secret::Secret;
 //!
 //! let mut index = Index::new(Options::new(Secret::new([7; 32])));
@@ -31,7 +31,7 @@
 //! assert_eq!(index.apply("a", 0, payload)?.stored, 4);
 //!
 //! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9, 10, 11, 12, 13], lora: None, salt: None, extra_key: None, media: &[], wide: &[] };
-//! let request = Request {
+//! let request = ScoreRequest {
 //!     model: "m",
 //!     prompt,
 //!     pods: None,
@@ -69,7 +69,7 @@ pub use pod::page::GroupOfModel;
 pub use pod::publisher::{Hidden, Publisher};
 pub use pod::{Member, PodSpec};
 pub use query::answer::{Answer, Bounds, Exactness, Limiting, Row};
-pub use query::request::{Request, Strategy};
+pub use query::request::{ScoreRequest, Strategy};
 pub use rank::counts::Placed;
 pub use silent::SilentPools;
 pub use state::State;

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::plan::{Demand, Plan, Spec, alignment, lcm};
+use super::plan::{EvaluationPlan, GroupDemand, Spec, alignment, lcm};
 use super::sweep::{Buffers, gather};
-use super::{HOLDERS, Held, sweep};
+use super::{HOLDERS, Holdings, sweep};
 use crate::spec::{EngineDialect, Topology};
 
 /// What the search reads, for all specs one after the other.
@@ -32,8 +32,8 @@ pub(super) struct Lines {
 /// The answers of an engine that searches, for each holder, before replay is subtracted.
 pub(super) fn emulate(
     topology: &Topology,
-    plan: &Plan,
-    held: &Held,
+    plan: &EvaluationPlan,
+    held: &Holdings,
     lines: &mut Lines,
     buffers: &mut Buffers,
 ) -> [u32; HOLDERS] {
@@ -47,14 +47,14 @@ pub(super) fn emulate(
             lines,
             bit,
         }
-        .settle(&mut Steps::default());
+        .settle(&mut SearchCourse::default());
     }
     answers
 }
 
 /// The course of an engine's search for one holder.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Steps {
+pub(super) struct SearchCourse {
     /// The longest length that any look-up found.
     pub(super) longest: u32,
     /// For each spec, how far its last look-up read, and whether that look-up dropped a unit.
@@ -64,14 +64,14 @@ pub(super) struct Steps {
 /// The engine's search for holder 0: its answer and its course.
 pub(super) fn search(
     topology: &Topology,
-    plan: &Plan,
-    held: &Held,
+    plan: &EvaluationPlan,
+    held: &Holdings,
     lines: &mut Lines,
     buffers: &mut Buffers,
-) -> (u32, Steps) {
+) -> (u32, SearchCourse) {
     lines.fill(plan, held, buffers);
     lines.count_runs(plan, 0);
-    let mut steps = Steps::default();
+    let mut steps = SearchCourse::default();
     let emulation = Emulation {
         topology,
         plan,
@@ -83,13 +83,13 @@ pub(super) fn search(
 }
 
 impl Lines {
-    fn fill(&mut self, plan: &Plan, held: &Held, buffers: &mut Buffers) {
+    fn fill(&mut self, plan: &EvaluationPlan, held: &Holdings, buffers: &mut Buffers) {
         self.words.clear();
         self.ranges.clear();
         self.reaches.clear();
         for (index, spec) in plan.specs.iter().enumerate() {
             let start = self.words.len();
-            if spec.demand == Demand::Prefix && !probes(plan, spec) {
+            if spec.demand == GroupDemand::Prefix && !probes(plan, spec) {
                 self.reaches
                     .push(sweep::reach(plan, held, index, spec, buffers));
             } else {
@@ -103,7 +103,7 @@ impl Lines {
         self.runs.resize(self.words.len(), 0);
     }
 
-    fn count_runs(&mut self, plan: &Plan, bit: usize) {
+    fn count_runs(&mut self, plan: &EvaluationPlan, bit: usize) {
         let reaches = self.reaches.iter().map(|reach| reach[bit]);
         self.bound = reaches.min().unwrap_or(0);
         for (index, spec) in plan.specs.iter().enumerate() {
@@ -124,8 +124,8 @@ impl Lines {
     fn seen(&self, index: usize, spec: &Spec) -> Range<usize> {
         let Range { start, end } = self.ranges[index];
         match spec.demand {
-            Demand::Prefix => start..end,
-            Demand::Window { .. } | Demand::Chunk { .. } | Demand::Checkpoint => {
+            GroupDemand::Prefix => start..end,
+            GroupDemand::Window { .. } | GroupDemand::Chunk { .. } | GroupDemand::Checkpoint => {
                 start..end.min(start + self.bound / spec.grain + 1)
             }
         }
@@ -133,21 +133,21 @@ impl Lines {
 }
 
 /// Whether the engine probes this spec's interior boundaries one by one.
-fn probes(plan: &Plan, spec: &Spec) -> bool {
-    plan.probes_jointly && spec.demand == Demand::Prefix && spec.is_fine()
+fn probes(plan: &EvaluationPlan, spec: &Spec) -> bool {
+    plan.probes_jointly && spec.demand == GroupDemand::Prefix && spec.is_fine()
 }
 
 /// The engine's search for one holder, followed step by step.
 struct Emulation<'a> {
     topology: &'a Topology,
-    plan: &'a Plan,
+    plan: &'a EvaluationPlan,
     lines: &'a Lines,
     bit: usize,
 }
 
 impl Emulation<'_> {
     /// Lowers the candidate until no spec lowers it further.
-    fn settle(&self, steps: &mut Steps) -> u32 {
+    fn settle(&self, steps: &mut SearchCourse) -> u32 {
         let specs = &self.plan.specs;
         let mut hit = self.plan.num_tokens.saturating_sub(1);
         steps.last.resize(specs.len(), (hit, false));
@@ -163,7 +163,7 @@ impl Emulation<'_> {
         // length up to its reach, so by the rule a second round would change nothing. Under some
         // flags it could (a chunk start, or the block for a window of one token, moves with the
         // candidate), but the engine does no second round, so neither does this code.
-        let is_simple = specs.len() == 2 && order[0].1.demand == Demand::Prefix;
+        let is_simple = specs.len() == 2 && order[0].1.demand == GroupDemand::Prefix;
         let mut verified: SmallVec<[bool; 8]> = SmallVec::from_elem(false, specs.len());
         let mut full: SmallVec<[Option<u32>; 8]> = SmallVec::from_elem(None, specs.len());
         loop {
@@ -188,7 +188,7 @@ impl Emulation<'_> {
                 }
                 verified[index] |= drops;
                 candidate = found;
-                if spec.demand == Demand::Prefix {
+                if spec.demand == GroupDemand::Prefix {
                     full[index] = Some(found);
                 }
             }
@@ -202,7 +202,7 @@ impl Emulation<'_> {
         }
     }
 
-    fn look_up_alone(&self, candidate: u32, steps: &mut Steps) -> u32 {
+    fn look_up_alone(&self, candidate: u32, steps: &mut SearchCourse) -> u32 {
         let spec = &self.plan.specs[0];
         let drops = spec.group.eagle;
         let max = if self
@@ -215,7 +215,7 @@ impl Emulation<'_> {
             self.with_margin(spec, candidate, drops)
         };
         let found = self.look_up(0, max, drops);
-        *steps = Steps {
+        *steps = SearchCourse {
             longest: found,
             last: SmallVec::from_elem((max, drops), 1),
         };
@@ -249,11 +249,11 @@ impl Emulation<'_> {
             dialect: self.topology.dialect,
         };
         match spec.demand {
-            Demand::Prefix if probes(self.plan, spec) => line.probe(max),
-            Demand::Prefix => line.prefix(max),
-            Demand::Window { .. } => line.window(max),
-            Demand::Chunk { tokens } => line.chunk(max, tokens),
-            Demand::Checkpoint => line.checkpoint(max),
+            GroupDemand::Prefix if probes(self.plan, spec) => line.probe(max),
+            GroupDemand::Prefix => line.prefix(max),
+            GroupDemand::Window { .. } => line.window(max),
+            GroupDemand::Chunk { tokens } => line.chunk(max, tokens),
+            GroupDemand::Checkpoint => line.checkpoint(max),
         }
     }
 }

@@ -5,9 +5,9 @@
 //! that are lacking before each block are counted once for each group.
 
 use super::needs::needed;
-use super::plan::{Plan, alignment};
+use super::plan::{EvaluationPlan, alignment};
 use super::sweep::slice;
-use super::{Held, Query, Scratch};
+use super::{Holdings, Query, Scratch};
 use crate::spec::Topology;
 
 /// How many tokens one holder can reuse at most, if it also holds up to `most` blocks that are not
@@ -17,7 +17,7 @@ use crate::spec::Topology;
 /// is excluded: the answer is the last boundary of the request.
 pub fn resume_lacking(
     topology: &Topology,
-    held: &Held,
+    held: &Holdings,
     query: Query,
     most: u64,
     scratch: &mut Scratch,
@@ -51,7 +51,7 @@ pub(super) struct Lacking {
 }
 
 /// Counts what is lacking for each boundary.
-fn count(plan: &Plan, held: &Held, lacking: &mut Lacking) {
+fn count(plan: &EvaluationPlan, held: &Holdings, lacking: &mut Lacking) {
     let Lacking { by_step, before } = lacking;
     by_step.clear();
     by_step.resize(plan.limit / plan.step, 0);

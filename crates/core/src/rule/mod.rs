@@ -20,11 +20,11 @@ mod why;
 
 pub use lacking::resume_lacking;
 pub use needs::{check_boundary, first_read, needed};
-pub use why::{Limiting, accepted, limiting};
+pub use why::{LimitingGroup, accepted, limiting};
 
 use crate::error::{Error, Result};
 use crate::spec::{EngineDialect, Topology};
-use plan::Plan;
+use plan::EvaluationPlan;
 
 pub(crate) use plan::{alignment, grain};
 use sweep::Buffers;
@@ -40,7 +40,7 @@ pub const HOLDERS: usize = 64;
 /// block 32     |   0   |  w[1]  |   0    |  w[3]  |
 /// ```
 #[derive(Debug, Clone, Copy)]
-pub struct Held<'a> {
+pub struct Holdings<'a> {
     /// Tokens between two boundaries. The unit divides every block size and the alignment of the
     /// topology or, with partial hits, its hash block.
     pub unit: u32,
@@ -76,7 +76,7 @@ pub struct Query {
 /// Buffers that a caller keeps from one evaluation to the next.
 #[derive(Debug, Clone, Default)]
 pub struct Scratch {
-    plan: Plan,
+    plan: EvaluationPlan,
     buffers: Buffers,
     /// What `dialect` needs of all specs at once.
     lines: dialect::Lines,
@@ -120,7 +120,7 @@ pub fn check_unit(topology: &Topology, unit: u32) -> Result<()> {
 /// an engine caches at all.
 pub fn resume(
     topology: &Topology,
-    held: &Held,
+    held: &Holdings,
     query: Query,
     scratch: &mut Scratch,
 ) -> [u32; HOLDERS] {
@@ -146,7 +146,7 @@ pub fn resume(
 
 /// The course of an engine's own search, for one holder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Search {
+pub struct EngineSearch {
     /// The tokens that it reports as reusable, before replay is subtracted.
     pub num_tokens: u32,
     /// The longest length that it found for some of the groups on the way.
@@ -159,7 +159,12 @@ pub struct Search {
 /// Follows the engine's search for holder 0 step by step, whether or not a flag can matter.
 ///
 /// The unit must pass [`check_unit`].
-pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scratch) -> Search {
+pub fn search(
+    topology: &Topology,
+    held: &Holdings,
+    query: Query,
+    scratch: &mut Scratch,
+) -> EngineSearch {
     let Scratch {
         plan,
         buffers,
@@ -172,7 +177,7 @@ pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scra
         .spec_of
         .iter()
         .map(|spec| spec.map(|spec| steps.last[spec]));
-    Search {
+    EngineSearch {
         num_tokens,
         longest: steps.longest,
         last: last.collect(),
@@ -182,7 +187,7 @@ pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scra
 /// Whether an engine's own search can change what it finds, or how it finds it.
 #[must_use]
 pub fn is_search_visible(topology: &Topology) -> bool {
-    let mut plan = Plan::default();
+    let mut plan = EvaluationPlan::default();
     let query = Query {
         num_tokens: 1,
         mask: 1,
@@ -202,7 +207,7 @@ pub fn is_search_visible(topology: &Topology) -> bool {
 /// cover.
 pub fn present(
     topology: &Topology,
-    held: &Held,
+    held: &Holdings,
     query: Query,
     scratch: &mut Scratch,
 ) -> [u32; HOLDERS] {

@@ -9,7 +9,7 @@ use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// What a group must hold for a boundary L. Every kind of cache has one of these demands, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Demand {
+pub(super) enum GroupDemand {
     /// Every block that ends at or before L.
     Prefix,
     /// The last `blocks` blocks that end at L, or all of them when the prefix is shorter.
@@ -28,7 +28,7 @@ const ENDLESS_CHUNK: u32 = u32::MAX;
 pub(super) struct Spec {
     /// The first group with this demand, except that `eagle` is true if any of the groups has it.
     pub(super) group: GroupSpec,
-    pub(super) demand: Demand,
+    pub(super) demand: GroupDemand,
     /// Units per block.
     pub(super) block: usize,
     /// Units between two boundaries that this spec may accept: a block, or a hash block.
@@ -44,7 +44,7 @@ impl Spec {
     /// The number of grains after L that must be held. A state cannot be rewound, so a checkpoint
     /// needs none.
     pub(super) fn extra(&self) -> usize {
-        usize::from(self.group.eagle && self.demand != Demand::Checkpoint)
+        usize::from(self.group.eagle && self.demand != GroupDemand::Checkpoint)
     }
 
     /// The same demand, without the grains after L.
@@ -59,7 +59,7 @@ impl Spec {
 
 /// The demands of one topology on one request, with sizes in units.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Plan {
+pub(super) struct EvaluationPlan {
     /// The demands, in the order of their first groups.
     pub(super) specs: Vec<Spec>,
     /// For each group, its index in `specs`; `None` if the group restricts nothing.
@@ -82,14 +82,18 @@ pub(super) struct Plan {
 }
 
 /// The demand of one group; `None` if it never restricts a prefix.
-pub(super) fn demand(group: &GroupSpec, topology: &Topology, unknown: Unknown) -> Option<Demand> {
+pub(super) fn demand(
+    group: &GroupSpec,
+    topology: &Topology,
+    unknown: Unknown,
+) -> Option<GroupDemand> {
     if !group.prefix_cacheable {
         return None;
     }
     let strict = unknown == Unknown::Strict;
     match group.kind {
         SpecKind::FullAttention | SpecKind::MlaAttention | SpecKind::SinkFullAttention => {
-            Some(Demand::Prefix)
+            Some(GroupDemand::Prefix)
         }
         SpecKind::SlidingWindow | SpecKind::SlidingWindowMla => {
             let blocks = group
@@ -98,19 +102,19 @@ pub(super) fn demand(group: &GroupSpec, topology: &Topology, unknown: Unknown) -
                 .saturating_sub(1)
                 .div_ceil(group.block_size);
             // Bounded replay recomputes the window instead of demanding it.
-            (topology.replay_tokens == 0).then_some(Demand::Window {
+            (topology.replay_tokens == 0).then_some(GroupDemand::Window {
                 blocks: blocks as usize,
             })
         }
         SpecKind::ChunkedLocalAttention => match group.chunk {
-            Some(tokens) => Some(Demand::Chunk { tokens }),
-            None => strict.then_some(Demand::Chunk {
+            Some(tokens) => Some(GroupDemand::Chunk { tokens }),
+            None => strict.then_some(GroupDemand::Chunk {
                 tokens: ENDLESS_CHUNK,
             }),
         },
-        SpecKind::Mamba => Some(Demand::Checkpoint),
+        SpecKind::Mamba => Some(GroupDemand::Checkpoint),
         SpecKind::EncoderOnlyAttention | SpecKind::CrossAttention => None,
-        SpecKind::Unknown => strict.then_some(Demand::Prefix),
+        SpecKind::Unknown => strict.then_some(GroupDemand::Prefix),
     }
 }
 
@@ -120,10 +124,10 @@ pub(crate) fn grain(group: &GroupSpec, topology: &Topology) -> Option<u32> {
     demand(group, topology, Unknown::Strict).map(|demand| grain_of(group, topology, demand))
 }
 
-fn grain_of(group: &GroupSpec, topology: &Topology, demand: Demand) -> u32 {
+fn grain_of(group: &GroupSpec, topology: &Topology, demand: GroupDemand) -> u32 {
     let is_fine = topology.partial_hits
         && group.block_size > topology.hash_block_size
-        && matches!(demand, Demand::Prefix | Demand::Checkpoint);
+        && matches!(demand, GroupDemand::Prefix | GroupDemand::Checkpoint);
     if is_fine {
         topology.hash_block_size
     } else {
@@ -131,7 +135,7 @@ fn grain_of(group: &GroupSpec, topology: &Topology, demand: Demand) -> u32 {
     }
 }
 
-impl Plan {
+impl EvaluationPlan {
     /// Makes the plan anew, and uses the buffers again.
     pub(super) fn draw(&mut self, topology: &Topology, unit: u32, query: Query) {
         self.specs.clear();
@@ -175,7 +179,7 @@ impl Plan {
         }
     }
 
-    fn spec(&self, topology: &Topology, group: GroupSpec, demand: Demand) -> Spec {
+    fn spec(&self, topology: &Topology, group: GroupSpec, demand: GroupDemand) -> Spec {
         Spec {
             group,
             demand,
@@ -196,7 +200,7 @@ impl Plan {
         self.specs
             .iter()
             .enumerate()
-            .filter(|(_, spec)| spec.demand == Demand::Prefix)
+            .filter(|(_, spec)| spec.demand == GroupDemand::Prefix)
     }
 
     /// The other specs with their indices.
@@ -204,7 +208,7 @@ impl Plan {
         self.specs
             .iter()
             .enumerate()
-            .filter(|(_, spec)| spec.demand != Demand::Prefix)
+            .filter(|(_, spec)| spec.demand != GroupDemand::Prefix)
     }
 
     /// The groups that share spec `index`.
@@ -227,7 +231,7 @@ impl Plan {
         let dialect = topology.dialect;
         if dialect.has(EngineDialect::WINDOW_OF_ONE_NEEDS_A_BLOCK) {
             for spec in self.specs.iter_mut().filter(|spec| spec.extra() == 0) {
-                if let Demand::Window { blocks: blocks @ 0 } = &mut spec.demand {
+                if let GroupDemand::Window { blocks: blocks @ 0 } = &mut spec.demand {
                     *blocks = 1;
                     spec.group.window = Some(2); // The smallest window that needs a block.
                 }
@@ -264,7 +268,7 @@ impl Plan {
                 .any(|s| is_eagle_window(s) && s.group.window == Some(1)))
             || (dialect.has(EngineDialect::CHUNK_START_OF_THE_CANDIDATE)
                 && specs.clone().any(|s| {
-                    matches!(s.demand, Demand::Chunk { tokens } if tokens != ENDLESS_CHUNK
+                    matches!(s.demand, GroupDemand::Chunk { tokens } if tokens != ENDLESS_CHUNK
                         && tokens % s.group.block_size != 0)
                 }))
             || (dialect.has(EngineDialect::EAGLE_UNEQUAL_BLOCKS_REALIGN)
@@ -275,7 +279,7 @@ impl Plan {
             || (dialect.has(EngineDialect::EAGLE_THREE_SPECS_UNVERIFIED)
                 && specs
                     .clone()
-                    .filter(|s| s.group.eagle && s.demand != Demand::Prefix)
+                    .filter(|s| s.group.eagle && s.demand != GroupDemand::Prefix)
                     .count()
                     > 1)
             || (dialect.has(EngineDialect::PARTIAL_HITS_ARE_PROBED)
@@ -283,7 +287,7 @@ impl Plan {
                 && self
                     .specs
                     .iter()
-                    .filter(|s| s.demand == Demand::Prefix)
+                    .filter(|s| s.demand == GroupDemand::Prefix)
                     .count()
                     > 1)
     }

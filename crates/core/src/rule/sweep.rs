@@ -12,8 +12,8 @@
 
 use std::ops::Range;
 
-use super::plan::{Demand, Plan, Spec};
-use super::{HOLDERS, Held};
+use super::plan::{EvaluationPlan, GroupDemand, Spec};
+use super::{HOLDERS, Holdings};
 
 /// The number of steps that are looked at first. Most holders resume near the end of what their
 /// full groups hold, so the search goes down from there, in tiles that grow.
@@ -30,7 +30,11 @@ pub(super) struct Buffers {
 }
 
 /// How many tokens each holder can reuse.
-pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
+pub(super) fn resume(
+    plan: &EvaluationPlan,
+    held: &Holdings,
+    buffers: &mut Buffers,
+) -> [u32; HOLDERS] {
     let mut limits = [plan.limit; HOLDERS];
     for (index, spec) in plan.prefixes() {
         lower(&mut limits, &reach(plan, held, index, spec, buffers));
@@ -90,8 +94,8 @@ fn lower(limits: &mut [usize; HOLDERS], by: &[usize; HOLDERS]) {
 /// How far a full spec reaches for each holder, in units, after subtracting what must follow the
 /// boundary.
 pub(super) fn reach(
-    plan: &Plan,
-    held: &Held,
+    plan: &EvaluationPlan,
+    held: &Holdings,
     index: usize,
     spec: &Spec,
     buffers: &mut Buffers,
@@ -173,14 +177,20 @@ fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
 /// grains   b  b  b  b  g  g  g  g  g  g  x      b: back, what the first boundary looks at
 /// words   [0  ...                         ]     x: the extra unit beyond the last one
 /// ```
-fn accept(plan: &Plan, held: &Held, index: usize, steps: Range<usize>, buffers: &mut Buffers) {
+fn accept(
+    plan: &EvaluationPlan,
+    held: &Holdings,
+    index: usize,
+    steps: Range<usize>,
+    buffers: &mut Buffers,
+) {
     let spec = &plan.specs[index];
     let per_step = plan.step / spec.grain;
     let first = (steps.start + 1) * per_step - 1; // The grain that ends at the first boundary.
     let base = match spec.demand {
-        Demand::Window { blocks } => first.saturating_sub(blocks),
-        Demand::Chunk { tokens } => first.min(chunk_start(first, tokens, spec)),
-        Demand::Prefix | Demand::Checkpoint => first,
+        GroupDemand::Window { blocks } => first.saturating_sub(blocks),
+        GroupDemand::Chunk { tokens } => first.min(chunk_start(first, tokens, spec)),
+        GroupDemand::Prefix | GroupDemand::Checkpoint => first,
     };
     let last = (steps.end * per_step + spec.extra()).min(plan.units / spec.grain);
     let words = &mut buffers.words;
@@ -188,7 +198,7 @@ fn accept(plan: &Plan, held: &Held, index: usize, steps: Range<usize>, buffers: 
     words.resize(last - base, plan.mask);
     gather(plan, held, index, base, words);
     match spec.demand {
-        Demand::Window { blocks } => {
+        GroupDemand::Window { blocks } => {
             let needed = blocks + spec.extra();
             if needed == 0 {
                 words.fill(plan.mask);
@@ -196,8 +206,8 @@ fn accept(plan: &Plan, held: &Held, index: usize, steps: Range<usize>, buffers: 
                 slide(words, needed, &mut buffers.suffix);
             }
         }
-        Demand::Chunk { tokens } => restart(words, tokens, spec, base, plan.mask),
-        Demand::Prefix | Demand::Checkpoint => {} // A prefix has a `reach` instead.
+        GroupDemand::Chunk { tokens } => restart(words, tokens, spec, base, plan.mask),
+        GroupDemand::Prefix | GroupDemand::Checkpoint => {} // A prefix has a `reach` instead.
     }
     // The verdict on a boundary is at the end of its extra unit; after the end of the request,
     // nothing is held.
@@ -212,7 +222,13 @@ fn accept(plan: &Plan, held: &Held, index: usize, steps: Range<usize>, buffers: 
 }
 
 /// ANDs into `words` what all groups of a spec hold at each grain from `base` on.
-pub(super) fn gather(plan: &Plan, held: &Held, index: usize, base: usize, words: &mut [u64]) {
+pub(super) fn gather(
+    plan: &EvaluationPlan,
+    held: &Holdings,
+    index: usize,
+    base: usize,
+    words: &mut [u64],
+) {
     let spec = &plan.specs[index];
     for group in plan.members(index) {
         if spec.is_fine() {
@@ -331,7 +347,7 @@ fn chunk_start(block: usize, chunk: u32, spec: &Spec) -> usize {
 /// The reach is the end of the leading whole blocks, extended into the next block up to its
 /// furthest registered boundary. Every boundary before the reach is accepted too, so a boundary is
 /// accepted if anything at or after it is held.
-pub(super) fn fine_reach(plan: &Plan, held: &Held, index: usize, words: &mut [u64]) {
+pub(super) fn fine_reach(plan: &EvaluationPlan, held: &Holdings, index: usize, words: &mut [u64]) {
     if plan.probes_jointly {
         // An entry counts only if all groups hold it.
         reach_of(plan, index, words, |end| {
@@ -352,8 +368,8 @@ pub(super) fn fine_reach(plan: &Plan, held: &Held, index: usize, words: &mut [u6
 
 /// Holders of one group's entry that ends at grain `end` of its spec.
 pub(super) fn member_entry(
-    plan: &Plan,
-    held: &Held,
+    plan: &EvaluationPlan,
+    held: &Holdings,
     index: usize,
     group: usize,
     end: usize,
@@ -366,7 +382,12 @@ pub(super) fn member_entry(
     )
 }
 
-fn reach_of(plan: &Plan, index: usize, words: &mut [u64], entry_at: impl Fn(usize) -> u64) {
+fn reach_of(
+    plan: &EvaluationPlan,
+    index: usize,
+    words: &mut [u64],
+    entry_at: impl Fn(usize) -> u64,
+) {
     let spec = &plan.specs[index];
     // Entries after the end of the words still extend the reach up to that end.
     let beyond = plan.probe_limit / spec.grain;
@@ -390,7 +411,11 @@ fn reach_of(plan: &Plan, index: usize, words: &mut [u64], entry_at: impl Fn(usiz
 
 /// How far all full groups hold the request, for each holder, in tokens. `look_at_all` must come
 /// first.
-pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
+pub(super) fn full_reach(
+    plan: &EvaluationPlan,
+    held: &Holdings,
+    buffers: &mut Buffers,
+) -> [u32; HOLDERS] {
     let mut limits = [plan.units; HOLDERS];
     for (index, spec) in plan.specs.iter().enumerate() {
         if spec.group.kind.is_full() {
@@ -405,7 +430,7 @@ pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u3
 
 /// How far the blocks of all groups together cover the request without a gap, for each holder, in
 /// tokens.
-pub(super) fn coverage(plan: &Plan, held: &Held) -> [u32; HOLDERS] {
+pub(super) fn coverage(plan: &EvaluationPlan, held: &Holdings) -> [u32; HOLDERS] {
     let covered = |unit: usize| {
         let specs = plan.spec_of.iter().enumerate();
         specs.fold(0, |any, (group, spec)| {

@@ -48,7 +48,7 @@ fn query(num_tokens: u32, mask: u64) -> Query {
 }
 
 fn answers(topology: &Topology, whole: &[&[u64]], query: Query) -> [u32; HOLDERS] {
-    let held = Held {
+    let held = Holdings {
         unit: 16,
         whole,
         partial: &[],
@@ -95,7 +95,7 @@ fn a_scratch_carries_nothing_from_one_evaluation_to_the_next() {
     let mut scratch = Scratch::default();
     let long: &[u64] = &[u64::MAX; 100];
     let two = topology(&[full(), window(64)]);
-    let held = Held {
+    let held = Holdings {
         unit: 16,
         whole: &[long, long],
         partial: &[],
@@ -105,7 +105,7 @@ fn a_scratch_carries_nothing_from_one_evaluation_to_the_next() {
         [1600; 64]
     );
     let one = topology(&[full()]);
-    let held = Held {
+    let held = Holdings {
         unit: 16,
         whole: &[&long[..2]],
         partial: &[],
@@ -133,7 +133,7 @@ fn a_step_longer_than_the_request_leaves_nothing() {
 fn the_limiting_group_is_named_only_where_one_ends_the_prefix() {
     let topology = topology(&[full(), window(32)]);
     let (all, tail): (&[u64], &[u64]) = (&[3, 3, 3], &[1, 0, 3]);
-    let held = Held {
+    let held = Holdings {
         unit: 16,
         whole: &[all, tail],
         partial: &[],
@@ -144,21 +144,21 @@ fn the_limiting_group_is_named_only_where_one_ends_the_prefix() {
     let limits = limiting(&topology, &held, query(50, 3), &found, &mut scratch);
     assert_eq!(
         limits[0],
-        Some(Limiting {
+        Some(LimitingGroup {
             group: 1,
             boundary: 32
         })
     );
     assert_eq!(
         limits[1],
-        Some(Limiting {
+        Some(LimitingGroup {
             group: 1,
             boundary: 16
         })
     );
     let whole = resume(
         &topology,
-        &Held {
+        &Holdings {
             whole: &[all, all],
             ..held
         },
@@ -167,7 +167,7 @@ fn the_limiting_group_is_named_only_where_one_ends_the_prefix() {
     );
     let none = limiting(
         &topology,
-        &Held {
+        &Holdings {
             whole: &[all, all],
             ..held
         },
@@ -256,7 +256,7 @@ fn check_lacking(topology: &Topology) {
             .collect();
         for (bits, most) in (0..256u32).flat_map(|bits| [0, 1, 2, 5].map(|most| (bits, most))) {
             let [one, two] = words_of(bits);
-            let held = Held {
+            let held = Holdings {
                 unit: 16,
                 whole: &[&one, &two],
                 partial: &[],

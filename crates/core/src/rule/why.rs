@@ -9,14 +9,14 @@
 use std::ops::Range;
 
 use super::needs::needed;
-use super::plan::{Demand, Plan, Spec};
+use super::plan::{EvaluationPlan, GroupDemand, Spec};
 use super::sweep::member_entry;
-use super::{HOLDERS, Held, Query, Scratch};
+use super::{HOLDERS, Holdings, Query, Scratch};
 use crate::spec::Topology;
 
 /// The group that ends a prefix, and the boundary that it refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limiting {
+pub struct LimitingGroup {
     /// The index of the group in the topology.
     pub group: usize,
     /// The first aligned boundary after the answer that not all groups accept, in tokens.
@@ -28,7 +28,7 @@ pub struct Limiting {
 /// Boundary 0, which every group accepts, is left out. `None` if the group restricts nothing.
 pub fn accepted(
     topology: &Topology,
-    held: &Held,
+    held: &Holdings,
     query: Query,
     group: usize,
     bit: u32,
@@ -46,10 +46,10 @@ pub fn accepted(
     let index = plan.spec_of.get(group).copied().flatten()?;
     let spec = &plan.specs[index];
     let holds = |end| member_entry(plan, held, index, group, end) & plan.mask != 0;
-    let line = if spec.demand == Demand::Prefix && spec.is_fine() {
-        Line::of_entries(plan, spec, holds)
+    let line = if spec.demand == GroupDemand::Prefix && spec.is_fine() {
+        HeldRuns::of_entries(plan, spec, holds)
     } else {
-        Line::of_blocks(plan, spec, holds)
+        HeldRuns::of_blocks(plan, spec, holds)
     };
     let ends = (1..=plan.limit / spec.grain).filter(|&own| line.accepts(plan, spec, own));
     Some(ends.map(|own| plan.tokens(own * spec.grain)).collect())
@@ -61,12 +61,12 @@ pub fn accepted(
 /// held      x  x  .  x  x  x
 /// run       1  2  0  1  2  3      a window of 2 is accepted at 2, 5 and 6, a prefix at 1 and 2
 /// ```
-struct Line {
+struct HeldRuns {
     runs: Vec<usize>,
 }
 
-impl Line {
-    fn of_blocks(plan: &Plan, spec: &Spec, holds: impl Fn(usize) -> bool) -> Self {
+impl HeldRuns {
+    fn of_blocks(plan: &EvaluationPlan, spec: &Spec, holds: impl Fn(usize) -> bool) -> Self {
         let mut run = 0;
         let runs = (1..=plan.units / spec.grain).map(|end| {
             run = if holds(end) { run + 1 } else { 0 };
@@ -79,7 +79,7 @@ impl Line {
 
     /// The leading whole blocks, extended by interior entries of the next block: everything up to
     /// the furthest of these entries counts as held.
-    fn of_entries(plan: &Plan, spec: &Spec, holds: impl Fn(usize) -> bool) -> Self {
+    fn of_entries(plan: &EvaluationPlan, spec: &Spec, holds: impl Fn(usize) -> bool) -> Self {
         let per_block = spec.block / spec.grain;
         let limit = plan.probe_limit / spec.grain;
         let whole = (1..=limit / per_block)
@@ -95,7 +95,7 @@ impl Line {
 
     /// Whether boundary `own` (in grains, at least 1) is accepted; the same answer as that of
     /// [`accepts`].
-    fn accepts(&self, plan: &Plan, spec: &Spec, own: usize) -> bool {
+    fn accepts(&self, plan: &EvaluationPlan, spec: &Spec, own: usize) -> bool {
         let grains = needed_grains(plan, spec, own);
         let run = self.runs.get(grains.end - 1).copied().unwrap_or(0);
         grains.end <= plan.units / spec.grain && run >= grains.len()
@@ -104,10 +104,10 @@ impl Line {
 
 /// The grains of a spec that boundary `own` (in grains, at least 1) needs. Interior entries of a
 /// full spec are not considered.
-fn needed_grains(plan: &Plan, spec: &Spec, own: usize) -> Range<usize> {
+fn needed_grains(plan: &EvaluationPlan, spec: &Spec, own: usize) -> Range<usize> {
     if spec.is_fine() {
         // Each boundary has its own state. A full spec is counted as held up to its reach.
-        let first = if spec.demand == Demand::Prefix {
+        let first = if spec.demand == GroupDemand::Prefix {
             0
         } else {
             own - 1
@@ -124,11 +124,11 @@ fn needed_grains(plan: &Plan, spec: &Spec, own: usize) -> Range<usize> {
 /// the request (or a departure of the engine from the rule) ends the prefix.
 pub fn limiting(
     topology: &Topology,
-    held: &Held,
+    held: &Holdings,
     query: Query,
     answers: &[u32; HOLDERS],
     scratch: &mut Scratch,
-) -> [Option<Limiting>; HOLDERS] {
+) -> [Option<LimitingGroup>; HOLDERS] {
     let plan = &mut scratch.plan;
     plan.draw(topology, held.unit, query);
     let mut limits = [None; HOLDERS];
@@ -155,12 +155,12 @@ pub fn limiting(
 
 /// Notes the holders that some group refuses at `end`. Returns those that no group refuses.
 fn refuse(
-    plan: &Plan,
-    held: &Held,
+    plan: &EvaluationPlan,
+    held: &Holdings,
     hit: usize,
     end: usize,
     holders: u64,
-    limits: &mut [Option<Limiting>; HOLDERS],
+    limits: &mut [Option<LimitingGroup>; HOLDERS],
 ) -> u64 {
     let mut left = holders;
     for group in (0..plan.spec_of.len()).filter(|&group| plan.spec_of[group].is_some()) {
@@ -171,7 +171,7 @@ fn refuse(
         left &= !refused;
         while refused != 0 {
             let bit = refused.trailing_zeros() as usize;
-            limits[bit] = Some(Limiting {
+            limits[bit] = Some(LimitingGroup {
                 group,
                 boundary: plan.tokens(end),
             });
@@ -185,7 +185,14 @@ fn refuse(
 ///
 /// `known` is a boundary up to which the holders are known to hold full attention: nothing before
 /// its block is looked at again.
-fn accepts(plan: &Plan, held: &Held, group: usize, holders: u64, end: usize, known: usize) -> u64 {
+fn accepts(
+    plan: &EvaluationPlan,
+    held: &Holdings,
+    group: usize,
+    holders: u64,
+    end: usize,
+    known: usize,
+) -> u64 {
     let Some(index) = plan.spec_of[group] else {
         return holders;
     };
@@ -194,7 +201,7 @@ fn accepts(plan: &Plan, held: &Held, group: usize, holders: u64, end: usize, kno
         return 0;
     }
     let mut grains = needed_grains(plan, spec, end / spec.grain);
-    if spec.demand == Demand::Prefix {
+    if spec.demand == GroupDemand::Prefix {
         if spec.is_fine() {
             return holders & reaches(plan, held, index, group, grains.end);
         }
@@ -215,7 +222,7 @@ fn accepts(plan: &Plan, held: &Held, group: usize, holders: u64, end: usize, kno
 
 /// The holders whose whole blocks, extended by interior entries of the next block, reach grain
 /// `end`.
-fn reaches(plan: &Plan, held: &Held, index: usize, group: usize, end: usize) -> u64 {
+fn reaches(plan: &EvaluationPlan, held: &Holdings, index: usize, group: usize, end: usize) -> u64 {
     let spec = &plan.specs[index];
     let per_block = spec.block / spec.grain;
     let at = |end: usize| member_entry(plan, held, index, group, end);

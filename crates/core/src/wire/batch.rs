@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::spec::SpecKind;
 use crate::wide::WideAt;
-use crate::wire::{Component, Components, Refusal, RefusalReason, TokenArena};
+use crate::wire::{BatchRefusal, Component, Components, RefusalReason, TokenArena};
 
 /// A piece of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -237,7 +237,7 @@ pub struct Batch {
     /// The events in their order, with the places where something was refused.
     pub events: Vec<Event>,
     /// The parts that could not be read, and notes.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<BatchRefusal>,
     /// Arena of engine hashes.
     pub hashes: Vec<u64>,
     /// Arena of token ids, of spans and of lookaheads.
@@ -322,7 +322,7 @@ impl Batch {
 
     /// Notes that something was not read: an event, the rest of the batch, or a detail.
     pub(super) fn refuse(&mut self, reason: RefusalReason, index: Option<u32>, untold: Untold) {
-        self.refused.push(Refusal {
+        self.refused.push(BatchRefusal {
             reason,
             event_index: index,
         });
@@ -370,7 +370,7 @@ impl Batch {
 
     pub(super) fn arena_bytes(&self) -> usize {
         self.events.capacity() * size_of::<Event>()
-            + self.refused.capacity() * size_of::<Refusal>()
+            + self.refused.capacity() * size_of::<BatchRefusal>()
             + self.hashes.capacity() * size_of::<u64>()
             + self.tokens.bytes()
             + self.texts.capacity()

@@ -35,7 +35,7 @@ mod values;
 
 pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored, Untold};
 pub use component::{Component, Components};
-pub use refusal::{Refusal, RefusalReason};
+pub use refusal::{BatchRefusal, RefusalReason};
 pub use tokens::TokenArena;
 
 use cursor::{Cursor, Read};

@@ -77,7 +77,7 @@ impl RefusalReason {
 
 /// One thing that was not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal {
+pub struct BatchRefusal {
     /// Why.
     pub reason: RefusalReason,
     /// Position in the batch's list of events as published; `None` outside the events.

@@ -1,10 +1,10 @@
 //! What tests ask an index: the exact answer of every pod of model `m`, on the GPU alone.
 
-use kvbraid_core::fleet::{Prompt, Request, Strategy, TierSet};
+use kvbraid_core::fleet::{Prompt, ScoreRequest, Strategy, TierSet};
 
 /// A request of plain tokens; a test replaces what it wants otherwise.
-pub(crate) fn request(tokens: &[u32]) -> Request<'_> {
-    Request {
+pub(crate) fn request(tokens: &[u32]) -> ScoreRequest<'_> {
+    ScoreRequest {
         model: "m",
         prompt: Prompt {
             tokens,

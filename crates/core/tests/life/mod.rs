@@ -16,7 +16,7 @@ use std::num::NonZeroU32;
 use super::choices::Choices;
 use kvbraid_core::fleet::{
     Answer, Applied, GroupOfModel, Hidden, Index, Member, Options, PodConfig, PodSpec, Prompt,
-    Publisher, RankInfo, Request, Row, SilentPools, State, Strategy, Tier, TierSet,
+    Publisher, RankInfo, Row, ScoreRequest, SilentPools, State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
@@ -211,7 +211,7 @@ impl Life {
     }
 
     /// A gateway tells that it sent a request to a pod.
-    fn send(&mut self, request: &Request<'_>, choices: &mut impl Choices) {
+    fn send(&mut self, request: &ScoreRequest<'_>, choices: &mut impl Choices) {
         let (pod, produced) = (choices.below(PODS.len()), [0; 3]);
         let told = self.index.routed(PODS[pod], 0, request, &produced);
         self.index.check_integrity();
@@ -258,7 +258,7 @@ impl Life {
         };
         let is_plain = self.engine.is_silent && !choices.once_in(8);
         let prompt = dressed(plain, is_plain, choices);
-        let request = Request {
+        let request = ScoreRequest {
             model: MODEL,
             prompt,
             pods: None,
@@ -278,7 +278,7 @@ impl Life {
         }
     }
 
-    fn score(&mut self, request: &Request<'_>) {
+    fn score(&mut self, request: &ScoreRequest<'_>) {
         let Ok(answer) = self.index.score(request) else {
             assert_eq!(self.registered, [false; 2], "a model with a pod is known");
             return;

@@ -9,9 +9,9 @@ use crate::errors::InvalidValueError;
 
 /// The number of a request.
 #[derive(Clone, Copy)]
-pub(super) struct RequestArg(pub u64);
+pub(super) struct RequestIdArg(pub u64);
 
-impl FromPyObject<'_, '_> for RequestArg {
+impl FromPyObject<'_, '_> for RequestIdArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {

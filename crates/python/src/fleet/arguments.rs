@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    GroupOfModel, Hidden, Options, PodConfig, PodSpec, Prompt, Publisher, Request, SilentPools,
-    Strategy, Tier, TierSet,
+    GroupOfModel, Hidden, Options, PodConfig, PodSpec, Prompt, Publisher, ScoreRequest,
+    SilentPools, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::MediaItem;
 use kvbraid_core::secret::Secret;
@@ -177,12 +177,12 @@ impl RequestArg {
     pub(super) fn with<T>(
         &self,
         tokens: &PromptArg,
-        run: impl FnOnce(&Request<'_>) -> Result<T, Error>,
+        run: impl FnOnce(&ScoreRequest<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let media = self.extra_keys.iter().flatten();
         let mut media: Vec<MediaItem<'_>> = media.map(MediaArg::item).collect();
         media.sort_by_key(|item| item.offset);
-        run(&Request {
+        run(&ScoreRequest {
             model: &self.model,
             prompt: Prompt {
                 tokens: tokens.tokens(),

@@ -28,14 +28,14 @@ from kvbraid.layout.engine.specs import group_kind
 from kvbraid.layout.engine.views import EngineView, Foreign, read_view
 from kvbraid.layout.plan import (
     Buffer,
+    ByteRun,
     Chunk,
     MemoryPlan,
     PlannedGroup,
     Reference,
-    Run,
     View,
 )
-from kvbraid.layout.planning.buffers import Place
+from kvbraid.layout.planning.buffers import LayerPlace
 from kvbraid.layout.planning.geometry import Layout
 from kvbraid.layout.planning.layers import LayoutLayer
 from kvbraid.layout.planning.slots import Order
@@ -192,7 +192,7 @@ def _described(
         yield _attention(layer, layout, buffer, offset)
         return
     page = Page(kind=layer.page.kind, block_size=1, shape=State(tensors=layer.page.tensors))
-    place = Place(
+    place = LayerPlace(
         group=layer.group,
         layer=LayoutLayer(name=layer.name, page=page),
         buffer=buffer,
@@ -243,7 +243,7 @@ def _attention(layer: EngineLayer, layout: Layout, buffer: int, offset: int) -> 
     return view, chunk
 
 
-def _gathered(layer: EngineLayer, dimensions: Iterable[Run]) -> tuple[int, int, int]:
+def _gathered(layer: EngineLayer, dimensions: Iterable[ByteRun]) -> tuple[int, int, int]:
     """Join dimensions (sizes and strides) to `count` pieces of `length` bytes, `stride` apart."""
     length, count, stride = 1, 1, 0
     for size, step in sorted(dimensions, key=lambda each: each[1]):

@@ -21,7 +21,7 @@ from kvbraid.models.shapes import ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LayerPlace:
     """Where a layer of group `group` stands: in slot `slot` of `num_slots` of a buffer.
 
     The first byte of its page is `base` bytes into each block of `block_bytes`. Where heads come
@@ -45,7 +45,7 @@ def place_slots(
     buffer: int,
     alignment: int,
     split: Split | None,
-) -> tuple[Buffer, list[Place]]:
+) -> tuple[Buffer, list[LayerPlace]]:
     """Lay slots of one page size side by side; `split` says how kernel blocks lie in them."""
     layers = [layer for members in slots for _, layer in members]
     page = key.page_bytes
@@ -55,7 +55,7 @@ def place_slots(
     if key.order is Order.HEADS and not any(layer.is_split for layer in layers):
         filled = Counter(group for members in slots for group, _ in members)
     places = [
-        Place(
+        LayerPlace(
             group=group,
             layer=layer,
             buffer=buffer,
@@ -81,7 +81,7 @@ def place_slots(
 
 def place_packed(
     groups: Sequence[Sequence[LayoutLayer]], alignment: int
-) -> tuple[Buffer, list[Place]]:
+) -> tuple[Buffer, list[LayerPlace]]:
     """Lay each group's pages side by side, whatever their sizes; a group may have no layers."""
     layers = [layer for mine in groups for layer in mine]
     placed = [(index, *each) for index, mine in enumerate(groups) for each in _packed(mine)]
@@ -89,7 +89,7 @@ def place_packed(
     block_bytes = rounded(widest, lcm(alignment, *(_alignment(each) for each in layers)))
     num_slots = max(len(mine) for mine in groups)
     places = [
-        Place(
+        LayerPlace(
             group=group,
             layer=layer,
             buffer=0,

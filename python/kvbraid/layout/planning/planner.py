@@ -23,7 +23,7 @@ from kvbraid.layout.plan import (
     View,
     starts,
 )
-from kvbraid.layout.planning.buffers import Place, place_packed, place_slots
+from kvbraid.layout.planning.buffers import LayerPlace, place_packed, place_slots
 from kvbraid.layout.planning.cross_layer import ConnectorForm, decide_cross_layer
 from kvbraid.layout.planning.layers import LayoutGroup, LayoutLayer, Split
 from kvbraid.layout.planning.slots import Order, in_buffers, key_of
@@ -131,11 +131,11 @@ def _refuse_repeated(names: Counter[str]) -> None:
 
 def _placed(
     groups: Sequence[LayoutGroup], options: PlanOptions, apart: str | None
-) -> tuple[list[Buffer], list[Place]]:
+) -> tuple[list[Buffer], list[LayerPlace]]:
     """Place all layers: what is packed first, then slot by slot."""
     layers = [list(group.layers) for group in groups]
     buffers: list[Buffer] = []
-    places: list[Place] = []
+    places: list[LayerPlace] = []
     if options.packed and apart is None:
         packed = [[each for each in mine if not _is_alone(each, options)] for mine in layers]
         if len({layer.page.page_bytes for mine in packed for layer in mine}) > 1:
@@ -205,7 +205,7 @@ def _started(buffers: Sequence[Buffer], num_blocks: int | None) -> tuple[Buffer,
 
 def _groups(
     groups: Sequence[LayoutGroup],
-    found: Iterable[tuple[Place, list[tuple[View, Chunk]]]],
+    found: Iterable[tuple[LayerPlace, list[tuple[View, Chunk]]]],
     buffers: Sequence[Buffer],
 ) -> Iterable[PlannedGroup]:
     """Yield each group with one reference for each buffer that it touches."""
@@ -234,7 +234,7 @@ def _reference(index: int, buffer: Buffer, chunks: Sequence[Chunk]) -> Reference
     )
 
 
-def _refuse_mixed_kernels(places: Iterable[Place], split: Split | None) -> None:
+def _refuse_mixed_kernels(places: Iterable[LayerPlace], split: Split | None) -> None:
     """Refuse layers of one group that interleaved kernel blocks would lay over each other."""
     if split is not Split.INTERLEAVED:
         return

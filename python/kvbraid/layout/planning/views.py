@@ -15,7 +15,7 @@ from math import prod
 
 from kvbraid.errors import LayoutError
 from kvbraid.layout.plan import Chunk, View, num_rows
-from kvbraid.layout.planning.buffers import Place
+from kvbraid.layout.planning.buffers import LayerPlace
 from kvbraid.layout.planning.geometry import Geometry
 from kvbraid.layout.planning.layers import LayoutLayer, Split, UnknownPage
 from kvbraid.layout.planning.slots import Order, num_pieces
@@ -23,7 +23,7 @@ from kvbraid.models.shapes import ELEMENT_BYTES
 
 
 def views_of(
-    place: Place, split: Split | None, num_blocks: int | None
+    place: LayerPlace, split: Split | None, num_blocks: int | None
 ) -> list[tuple[View, Chunk]]:
     """Return each view of a placed layer with its chunk; a state has one of each per tensor.
 
@@ -43,7 +43,7 @@ def views_of(
     return found
 
 
-def _bytes_view(place: Place, num_blocks: int | None) -> tuple[View, Chunk]:
+def _bytes_view(place: LayerPlace, num_blocks: int | None) -> tuple[View, Chunk]:
     """Rows of bytes: all that is known of a page without a geometry."""
     size = place.layer.page.content_bytes
     view = View(
@@ -56,7 +56,7 @@ def _bytes_view(place: Place, num_blocks: int | None) -> tuple[View, Chunk]:
     return view, Chunk(name=place.layer.name, offset=place.base, length=size)
 
 
-def _state_views(place: Place, num_blocks: int | None) -> Iterator[tuple[View, Chunk]]:
+def _state_views(place: LayerPlace, num_blocks: int | None) -> Iterator[tuple[View, Chunk]]:
     assert place.layer.state is not None
     offset = place.base
     for name, tensor in zip(place.layer.view_names, place.layer.state.tensors, strict=True):
@@ -74,7 +74,7 @@ def _state_views(place: Place, num_blocks: int | None) -> Iterator[tuple[View, C
 
 
 def _attention_view(
-    place: Place, geometry: Geometry, split: Split | None, num_blocks: int | None
+    place: LayerPlace, geometry: Geometry, split: Split | None, num_blocks: int | None
 ) -> tuple[View, Chunk]:
     """A view whose blocks come first, with pages in one piece or cut per head."""
     layer, size = place.layer, ELEMENT_BYTES[geometry.dtype]
@@ -92,7 +92,7 @@ def _attention_view(
 
 
 def _kernel_view(
-    place: Place,
+    place: LayerPlace,
     geometry: Geometry,
     strides: Mapping[int, int],
     offset: int,
@@ -114,7 +114,7 @@ def _kernel_view(
     )
 
 
-def _inside(place: Place, geometry: Geometry) -> dict[int, int]:
+def _inside(place: LayerPlace, geometry: Geometry) -> dict[int, int]:
     """Return the strides inside a block, in elements, of all dimensions but the blocks'."""
     if place.order is not Order.HEADS:
         inside = [each for each in geometry.alone_order if each != geometry.blocks]
@@ -127,7 +127,7 @@ def _inside(place: Place, geometry: Geometry) -> dict[int, int]:
 
 
 def _attention_chunk(
-    place: Place, geometry: Geometry, view: View, row_bytes: int, *, intact: bool
+    place: LayerPlace, geometry: Geometry, view: View, row_bytes: int, *, intact: bool
 ) -> Chunk:
     size = ELEMENT_BYTES[geometry.dtype]
     kernel_bytes = geometry.num_elements * size
@@ -149,7 +149,7 @@ def _attention_chunk(
 
 
 def _pieces_view(
-    place: Place, geometry: Geometry, split: Split | None, num_blocks: int | None
+    place: LayerPlace, geometry: Geometry, split: Split | None, num_blocks: int | None
 ) -> tuple[View, Chunk]:
     """A layer alone, stored as its backend does, with something before its blocks."""
     layer, size = place.layer, ELEMENT_BYTES[geometry.dtype]
@@ -225,7 +225,7 @@ def kernel_blocks(layer: LayoutLayer, split: Split | None) -> int:
     return ratio
 
 
-def _divided(place: Place, ratio: int) -> int:
+def _divided(place: LayerPlace, ratio: int) -> int:
     """Return the bytes from one kernel block to the next, if they are interleaved."""
     row_bytes, rest = divmod(place.block_bytes, ratio)
     padded = place.block_bytes != place.num_slots * place.layer.page.page_bytes
@@ -238,7 +238,7 @@ def _divided(place: Place, ratio: int) -> int:
     return row_bytes
 
 
-def _rows(place: Place, kernel_bytes: int) -> int:
+def _rows(place: LayerPlace, kernel_bytes: int) -> int:
     """Return the kernel blocks' worth of bytes from one block to the next, if pages are intact."""
     rows, rest = divmod(place.block_bytes, kernel_bytes)
     if rest:

@@ -19,7 +19,7 @@ from kvbraid.events.sequence import (
     AskReplay,
     Deliver,
     Lose,
-    Output,
+    Effect,
     Reset,
     SequenceTracker,
     SetState,
@@ -185,7 +185,7 @@ class RankFeed:
         self.heard_at = 0.0
         self._sink = sink
         self._owner = owner
-        self._todo: deque[Output | _Run] = deque()
+        self._todo: deque[Effect | _Run] = deque()
         self._cleared = -1  # The last delivered batch with a clear that the tracker must hear of.
         self._ask: int | None = None  # Where the replay that waits for its turn must begin.
         self._messages = 0
@@ -206,7 +206,7 @@ class RankFeed:
         for seq, payload in enumerate(payloads, first):
             self.carry_out(self.tracker.message(seq, payload))
 
-    def carry_out(self, outputs: Sequence[Output]) -> None:
+    def carry_out(self, outputs: Sequence[Effect]) -> None:
         """Queue what the tracker said for the next turns."""
         if any(isinstance(output, AskReplay) for output in outputs):
             self.stop_replay()  # Its further answers are not those that are asked for now.
@@ -374,7 +374,7 @@ class RankFeed:
         self._is_rebuilt |= output.state in _KNOWN
 
 
-_ACTIONS: Final[Mapping[type[Output], Callable[[RankFeed, Any], None]]] = {
+_ACTIONS: Final[Mapping[type[Effect], Callable[[RankFeed, Any], None]]] = {
     AskReplay: RankFeed._note_ask,
     Reset: RankFeed._reset,
     Lose: RankFeed._lose,

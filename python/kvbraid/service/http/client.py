@@ -29,11 +29,11 @@ _FROM_TEXT: Final = (
 )
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
-Query = Mapping[str, str | Sequence[str] | None]
+UrlQuery = Mapping[str, str | Sequence[str] | None]
 """The fields of a request except its tokens, by the API's names; None is left out."""
 
 
-class Tokens(NamedTuple):
+class TokenBytes(NamedTuple):
     """Token ids as little-endian integers of `width` bytes each, 4 or 8."""
 
     data: bytes
@@ -63,7 +63,7 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def score(self, tokens: Tokens, query: Query) -> ScoreAnswer:
+    def score(self, tokens: TokenBytes, query: UrlQuery) -> ScoreAnswer:
         """Ask how many of these token ids each pod could reuse.
 
         Raises:
@@ -71,7 +71,7 @@ class Client:
         """
         return self._read(self._post("/v1/score", tokens, query), ScoreAnswer)
 
-    def explain(self, tokens: Tokens, query: Query) -> ExplainAnswer:
+    def explain(self, tokens: TokenBytes, query: UrlQuery) -> ExplainAnswer:
         """Ask for the reasons of each pod's answer."""
         return self._read(self._post("/v1/explain", tokens, query), ExplainAnswer)
 
@@ -79,7 +79,7 @@ class Client:
         """Ask for every registered pod and rank."""
         return self._read(self._call("GET", "/v1/pods"), PodsAnswer)
 
-    def _post(self, path: str, tokens: Tokens, query: Query) -> bytes:
+    def _post(self, path: str, tokens: TokenBytes, query: UrlQuery) -> bytes:
         given = {name: value for name, value in query.items() if value}
         if tokens.width != _TOKEN_BYTES:
             given["token_bytes"] = str(tokens.width)
@@ -115,7 +115,9 @@ class Client:
             raise ServiceError(msg) from None
 
 
-def read_request(source: str, query: Query, *, raw: bool = False) -> tuple[Tokens, Query]:
+def read_request(
+    source: str, query: UrlQuery, *, raw: bool = False
+) -> tuple[TokenBytes, UrlQuery]:
     """Read a request from a file, or from stdin for `-`: token ids, or the body of POST /v1/score.
 
     Token ids are a JSON list of integers below 2**64, or raw little-endian uint32. Where both
@@ -179,7 +181,7 @@ def _is_text(data: bytes) -> bool:
     return bool(data) and len(data.translate(None, _NEVER_IN_TEXT)) == len(data)
 
 
-def _listed(source: str, data: bytes) -> Tokens:
+def _listed(source: str, data: bytes) -> TokenBytes:
     """Read text: a JSON list, or nothing that has token ids."""
     if data.lstrip()[:1] != b"[":
         raise InvalidValueError(f"{source}: {_FROM_TEXT}")
@@ -190,14 +192,14 @@ def _listed(source: str, data: bytes) -> Tokens:
         raise InvalidValueError(msg) from None
 
 
-def _raw(source: str, data: bytes) -> Tokens:
+def _raw(source: str, data: bytes) -> TokenBytes:
     if not data or len(data) % _TOKEN_BYTES:
         msg = f"{source}: {len(data)} bytes are neither JSON nor whole uint32 token ids"
         raise InvalidValueError(msg)
-    return Tokens(data)
+    return TokenBytes(data)
 
 
-def _as_bytes(source: str, numbers: Sequence[int]) -> Tokens:
+def _as_bytes(source: str, numbers: Sequence[int]) -> TokenBytes:
     try:
         tokens = array("Q" if max(numbers, default=0) >= 1 << 32 else "I", numbers)
     except OverflowError as error:
@@ -205,7 +207,7 @@ def _as_bytes(source: str, numbers: Sequence[int]) -> Tokens:
         raise InvalidValueError(msg) from None
     if sys.byteorder == "big":
         tokens.byteswap()
-    return Tokens(tokens.tobytes(), tokens.itemsize)
+    return TokenBytes(tokens.tobytes(), tokens.itemsize)
 
 
 def to_json(answer: msgspec.Struct) -> str:

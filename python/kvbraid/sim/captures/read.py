@@ -238,7 +238,7 @@ def _pieces(directory: Path) -> Iterator[bytes]:
         yield data[start:offset]
 
 
-def _operations(directory: Path, row: "_Row", *, concurrent: bool) -> Iterator[Operation]:
+def _operations(directory: Path, row: "_RowReader", *, concurrent: bool) -> Iterator[Operation]:
     path, data = _content(directory, "requests.jsonl")
     for number, line in enumerate(data.splitlines(), start=1):
         try:
@@ -289,8 +289,8 @@ def _of_sglang(fields: Mapping[str, Any], concurrent: bool) -> Lookup:
     )
 
 
-_Row = Callable[[Mapping[str, Any], bool], Lookup]
-_ROWS: Final[Mapping[EngineDialect, _Row]] = {
+_RowReader = Callable[[Mapping[str, Any], bool], Lookup]
+_ROWS: Final[Mapping[EngineDialect, _RowReader]] = {
     EngineDialect.PURE: _of_vllm,
     EngineDialect.VLLM: _of_vllm,
     EngineDialect.SGLANG: _of_sglang,

@@ -15,7 +15,7 @@ use crate::recovery::{OwnTable, OwnTables, State};
 
 /// One entry of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct TableEntry {
     /// The request.
     pub request: u64,
     /// The group in whose table the entry is.
@@ -33,7 +33,7 @@ pub struct Places {
     /// For each block, the index after its last place.
     pub ends: Vec<usize>,
     /// The places of all blocks.
-    pub places: Vec<Place>,
+    pub places: Vec<TableEntry>,
 }
 
 /// A request and the number of its computed tokens that count; `None` for all of them.
@@ -50,7 +50,7 @@ impl Places {
     pub(super) fn of(cache: &Cache, blocks: &[BlockId]) -> Self {
         let wanted = BlockSet::new(cache.core.pool.num_blocks(), blocks);
         let ranks = wanted.ranks();
-        let mut found: Vec<(u32, Place)> = Vec::new();
+        let mut found: Vec<(u32, TableEntry)> = Vec::new();
         let mut requests: Vec<&Request> = cache.requests.values().map(Box::as_ref).collect();
         requests.sort_unstable_by_key(|request| request.id);
         for request in requests {
@@ -58,7 +58,7 @@ impl Places {
                 let start = table.num_null();
                 let held = &table.blocks[start as usize..];
                 found.extend(wanted.found_in(held).map(|at| {
-                    let place = Place {
+                    let place = TableEntry {
                         request: request.id,
                         group,
                         position: start + count(at),
@@ -72,7 +72,7 @@ impl Places {
 
     /// Puts the places of each block together. They stay in the order in which they were found, and
     /// each comes with the number of its block among the blocks in ascending order.
-    fn by_block(blocks: &[BlockId], found: &[(u32, Place)]) -> Self {
+    fn by_block(blocks: &[BlockId], found: &[(u32, TableEntry)]) -> Self {
         let mut blocks = blocks.to_vec();
         blocks.retain(|&block| block != NULL_BLOCK);
         blocks.sort_unstable();
@@ -86,7 +86,7 @@ impl Places {
             ends[rank] += ends[rank - 1];
         }
         ends.truncate(blocks.len());
-        let mut places = vec![Place::default(); found.len()];
+        let mut places = vec![TableEntry::default(); found.len()];
         for &(rank, place) in found {
             places[ends[rank as usize]] = place;
             ends[rank as usize] += 1;

@@ -9,7 +9,7 @@ use super::io::Match;
 use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool};
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
-use crate::rule::{self, Held, Query, Unknown, first_read, needed};
+use crate::rule::{self, Holdings, Query, Unknown, first_read, needed};
 use crate::spec::{EngineDialect, GroupSpec, Topology};
 
 /// The request and the pool for one look-up.
@@ -168,10 +168,10 @@ impl Finder {
     }
 
     /// The course of the engine's own search for a request.
-    fn search(&mut self, request: &Request, groups: &[Group], pool: &Pool) -> rule::Search {
+    fn search(&mut self, request: &Request, groups: &[Group], pool: &Pool) -> rule::EngineSearch {
         self.look_up(request, groups, pool);
         let (whole, partial) = (slices(&self.whole), slices(&self.partial));
-        let held = Held {
+        let held = Holdings {
             unit: self.unit,
             whole: &whole,
             partial: &partial,
@@ -205,7 +205,7 @@ impl Finder {
 
     fn resume(&mut self, request: &Request) -> u32 {
         let (whole, partial) = (slices(&self.whole), slices(&self.partial));
-        let held = Held {
+        let held = Holdings {
             unit: self.unit,
             whole: &whole,
             partial: &partial,
@@ -224,7 +224,7 @@ impl Finder {
             .iter()
             .map(|&g| self.partial[g].as_slice())
             .collect();
-        let held = Held {
+        let held = Holdings {
             unit: self.unit,
             whole: &whole,
             partial: &partial,

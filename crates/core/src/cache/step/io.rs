@@ -165,7 +165,7 @@ pub struct Progress {
 
 /// How far a request's table in one group has been processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cursor {
+pub struct TableProgress {
     /// The number of leading blocks that need no registering; `None` until the first blocks were
     /// registered or adopted.
     pub num_registered: Option<u32>,

@@ -21,12 +21,12 @@ pub(in crate::cache) type Fit = std::result::Result<(), NoFit>;
 /// The blocks of a hit: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Both lists are empty
 /// without a hit.
 #[derive(Debug, Default)]
-pub(in crate::cache) struct Hits {
+pub(in crate::cache) struct HitBlocks {
     blocks: Vec<BlockId>,
     ends: Vec<usize>,
 }
 
-impl Hits {
+impl HitBlocks {
     /// Looks up the blocks of a hit. If the tokens from there to `until` are loaded, blocks that no
     /// later token reads may be missing, for example the state that the load continues from.
     pub(in crate::cache) fn find(
@@ -81,7 +81,7 @@ impl Hits {
 pub(in crate::cache) struct Plan<'a> {
     pub need: &'a Need,
     pub(super) lengths: Lengths,
-    pub hits: Hits,
+    pub hits: HitBlocks,
     /// The version of the index in which the hit was found.
     version: u64,
 }
@@ -153,8 +153,8 @@ impl<'a> Plan<'a> {
     ) -> Result<Self> {
         let lengths = Lengths::of(core, request, need)?;
         let hits = match need.num_hit_tokens {
-            0 => Hits::default(),
-            tokens => Hits::find(core, request, tokens, loaded_until(need, &lengths))?,
+            0 => HitBlocks::default(),
+            tokens => HitBlocks::find(core, request, tokens, loaded_until(need, &lengths))?,
         };
         Ok(Self {
             need,
@@ -172,7 +172,7 @@ impl<'a> Plan<'a> {
             return true;
         }
         let until = loaded_until(self.need, &self.lengths);
-        let found = Hits::find(core, request, self.need.num_hit_tokens, until);
+        let found = HitBlocks::find(core, request, self.need.num_hit_tokens, until);
         let is_held = found.is_ok();
         self.hits = found.unwrap_or_default();
         self.version = version;

@@ -73,23 +73,23 @@ fn new_blocks(step: &StateStep<'_>, table: &Table, hits: &[BlockId], held: usize
 }
 
 /// What a table covers before the step's own state is added.
-struct Held {
+struct HeldBefore {
     positions: usize,
     /// How many of the positions are new blocks, for tokens that were computed elsewhere.
     num_loaded: usize,
 }
 
-fn held_before(group: &Group, table: &Table, hits: &[BlockId], lengths: &Lengths) -> Held {
+fn held_before(group: &Group, table: &Table, hits: &[BlockId], lengths: &Lengths) -> HeldBefore {
     let held = table.blocks.len() + hits.len();
     if lengths.total <= lengths.local || table.num_cached.is_some() {
-        return Held {
+        return HeldBefore {
             positions: held,
             num_loaded: 0,
         };
     }
     let covered = lengths.total.div_ceil(group.block) as usize;
     let skipped = (group.skipped(lengths.total) / group.block) as usize;
-    Held {
+    HeldBefore {
         positions: covered.max(held),
         num_loaded: covered.saturating_sub(held.max(skipped)),
     }

@@ -8,7 +8,7 @@
 use super::{Index, unknown_model};
 use crate::error::{Error, Result};
 use crate::fleet::query::answer::Answer;
-use crate::fleet::query::request::{Request, Strategy};
+use crate::fleet::query::request::{ScoreRequest, Strategy};
 use crate::fleet::query::search::RequestSearch;
 use crate::fleet::query::words::{ClassPresence, RankPresence};
 use crate::fleet::rank::Rank;
@@ -84,8 +84,8 @@ impl Index {
     /// # Errors
     /// The same as `score` with the exact strategy, and `InvalidValue` for more blocks than an
     /// explanation shows.
-    pub fn explain(&mut self, request: &Request<'_>) -> Result<Explained> {
-        let request = &Request {
+    pub fn explain(&mut self, request: &ScoreRequest<'_>) -> Result<Explained> {
+        let request = &ScoreRequest {
             strategy: Strategy::Exact,
             ..request.clone()
         };

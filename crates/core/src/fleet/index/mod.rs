@@ -27,7 +27,7 @@ use crate::fleet::ingest::intake::Intake;
 use crate::fleet::model::Model;
 use crate::fleet::pod::{Member, Pod};
 use crate::fleet::query::answer::{Answer, Row};
-use crate::fleet::query::request::{CanonicalBlocks, Request, ResolvedRequest, Strategy};
+use crate::fleet::query::request::{CanonicalBlocks, ResolvedRequest, ScoreRequest, Strategy};
 use crate::fleet::query::search::RequestSearch;
 use crate::fleet::tier::{Tier, TierSet};
 use crate::rule;
@@ -118,7 +118,7 @@ impl Index {
     /// # Errors
     /// `Unknown` for a model that is not registered, and for a pod that is not. For such a pod, the
     /// weighted strategy answers with a row without a score instead.
-    pub fn score(&mut self, request: &Request<'_>) -> Result<Answer> {
+    pub fn score(&mut self, request: &ScoreRequest<'_>) -> Result<Answer> {
         let roster = self.roster(request)?;
         let resolved = self.resolve(request, &roster);
         let model = self
@@ -149,7 +149,7 @@ impl Index {
     /// Fills in what a request leaves open.
     pub(in crate::fleet) fn resolve<'p>(
         &self,
-        request: &Request<'p>,
+        request: &ScoreRequest<'p>,
         roster: &[Member],
     ) -> ResolvedRequest<'p> {
         let (tiers, counted) = if request.tiers.is_empty() {
@@ -176,7 +176,7 @@ impl Index {
 
     /// The requested ranks. The list of all ranks is made once per model. Only the weighted
     /// strategy has an answer for pods that do not serve the model.
-    pub(in crate::fleet) fn roster(&mut self, request: &Request<'_>) -> Result<Arc<[Member]>> {
+    pub(in crate::fleet) fn roster(&mut self, request: &ScoreRequest<'_>) -> Result<Arc<[Member]>> {
         let Some(model) = self.models.get_mut(request.model) else {
             return Err(unknown_model(request));
         };
@@ -251,7 +251,7 @@ impl Index {
     }
 }
 
-pub(in crate::fleet) fn unknown_model(request: &Request<'_>) -> Error {
+pub(in crate::fleet) fn unknown_model(request: &ScoreRequest<'_>) -> Error {
     Error::Unknown(format!(
         "no pod serves model {:?}; register one first",
         request.model

@@ -8,7 +8,7 @@ use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::query::prompt_keys::{KeyStep, PromptKeys};
-use crate::fleet::query::request::Request;
+use crate::fleet::query::request::ScoreRequest;
 use crate::fleet::rank::Rank;
 use crate::fleet::silent::MOST_PAGES;
 use crate::prefix::{PrefixKey, plus};
@@ -24,7 +24,7 @@ impl Index {
         &mut self,
         name: &str,
         dp_rank: u32,
-        request: &Request<'_>,
+        request: &ScoreRequest<'_>,
         produced: &[u32],
     ) -> Result<()> {
         while !self.begin_routed(name, dp_rank, request.model, usize::MAX)? {}
@@ -77,7 +77,7 @@ impl Index {
         &mut self,
         name: &str,
         dp_rank: u32,
-        request: &Request<'_>,
+        request: &ScoreRequest<'_>,
         produced: &[u32],
     ) -> Result<()> {
         let (model, column) = self.locate(name, dp_rank)?;

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 use super::nodes::NodeId;
 use super::sharing::Sharing;
 use crate::key_table::KeyTable;
-use crate::secret::Spread;
+use crate::secret::Spreader;
 use channels::Channels;
 
 pub(in crate::fleet) use channels::{Channel, ChannelId, ChannelKey};
@@ -101,7 +101,7 @@ pub(in crate::fleet) struct Slots {
 impl Slots {
     /// A table without any hash.
     #[must_use]
-    pub(in crate::fleet) fn new(spread: Spread) -> Self {
+    pub(in crate::fleet) fn new(spread: Spreader) -> Self {
         Self {
             by_key: KeyTable::new(spread),
             table: Vec::new(),

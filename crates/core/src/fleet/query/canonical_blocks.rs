@@ -16,7 +16,7 @@ use super::search::{ClassQuery, RequestSearch};
 use crate::fleet::pod::catalog::UNGROUPED;
 use crate::fleet::pod::view::View;
 use crate::fleet::tier::{Tier, TierSet};
-use crate::rule::{self, HOLDERS, Held, Query, Unknown};
+use crate::rule::{self, HOLDERS, Holdings, Query, Unknown};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// The weight of a block that the windows have passed, for a pod without main attention.
@@ -189,7 +189,7 @@ impl Coverage {
         };
         rule::resume(
             &topology,
-            &Held {
+            &Holdings {
                 unit: 1,
                 whole: &whole,
                 partial: &[],

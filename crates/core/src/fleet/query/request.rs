@@ -31,7 +31,7 @@ impl Strategy {
 
 /// A request.
 #[derive(Debug, Clone)]
-pub struct Request<'a> {
+pub struct ScoreRequest<'a> {
     /// The model whose pods are asked about.
     pub model: &'a str,
     /// The tokens, and everything else that separates caches.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::fleet::pod::view::View;
-use crate::rule::Held;
+use crate::rule::Holdings;
 
 /// The words of one class for one set of tiers, for each group of the topology.
 #[derive(Debug, Default)]
@@ -19,11 +19,11 @@ impl Words {
     pub(in crate::fleet) fn with_held<T>(
         &self,
         unit: u32,
-        evaluate: impl FnOnce(&Held<'_>) -> T,
+        evaluate: impl FnOnce(&Holdings<'_>) -> T,
     ) -> T {
         let whole: Vec<&[u64]> = self.whole.iter().map(Vec::as_slice).collect();
         let partial: Vec<&[u64]> = self.partial.iter().map(Vec::as_slice).collect();
-        evaluate(&Held {
+        evaluate(&Holdings {
             unit,
             whole: &whole,
             partial: &partial,

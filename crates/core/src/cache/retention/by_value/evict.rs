@@ -5,12 +5,12 @@ use std::cmp::Reverse;
 use smallvec::SmallVec;
 
 use super::value::Priority;
-use super::{Checkpoints, NO_NODE, NodeId};
+use super::{Checkpoints, NO_NODE, TreeNodeId};
 use crate::blocks::{BlockId, Pool, count};
 use crate::cache::config::EvictionPolicy;
 
 /// The most checkpoints that are valued again at once when the policy changes.
-const MOST_WEIGHED: NodeId = 2_048;
+const MOST_WEIGHED: TreeNodeId = 2_048;
 
 impl Checkpoints {
     /// Does from now on what another cache does, with this interval between regular checkpoints.
@@ -44,7 +44,8 @@ impl Checkpoints {
 
     /// Whether the first checkpoint, if there is one, goes before the pool's next victim.
     fn goes_first(&self, pool: &Pool) -> bool {
-        let is_older = |(key, _): &(Priority, NodeId)| pool.victim_waits_since_after(key.used_at);
+        let is_older =
+            |(key, _): &(Priority, TreeNodeId)| pool.victim_waits_since_after(key.used_at);
         let by_use = self.policy == EvictionPolicy::Dense;
         !pool.has_victim() || (by_use && self.queue.first().is_some_and(is_older))
     }
@@ -67,7 +68,7 @@ impl Checkpoints {
     /// Handles a block that is about to lose its hashes: nodes that need it are no longer
     /// checkpoints, and neither are the nodes that it leads to.
     pub(in crate::cache) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
-        let mut lost: Vec<NodeId> = Vec::new();
+        let mut lost: Vec<TreeNodeId> = Vec::new();
         for id in self.holders(pool, block) {
             let node = &self.nodes[id as usize];
             if node.full.contains(&block) {
@@ -78,7 +79,7 @@ impl Checkpoints {
         }
         lost.retain(|&id| self.nodes[id as usize].is_resumable);
         // The furthest nodes go first, so a node is dropped after all of its lost descendants.
-        let furthest = |id: &NodeId| {
+        let furthest = |id: &TreeNodeId| {
             let node = &self.nodes[*id as usize];
             (Reverse(node.end), node.used_at, *id)
         };
@@ -117,8 +118,8 @@ impl Checkpoints {
     }
 
     /// The nodes that need a block. Usually this is only the node that the block's hash belongs to.
-    fn holders(&self, pool: &Pool, block: BlockId) -> SmallVec<[NodeId; 1]> {
-        let has = |id: &NodeId| {
+    fn holders(&self, pool: &Pool, block: BlockId) -> SmallVec<[TreeNodeId; 1]> {
+        let has = |id: &TreeNodeId| {
             let node = &self.nodes[*id as usize];
             node.tail.contains(&block) || node.full.contains(&block)
         };

@@ -29,8 +29,8 @@ fn kind(ending: Ending, hint: Hint) -> u8 {
 }
 
 /// A fingerprint of a prefix, and in its lowest bits the kind of the end there; 0 is none.
-type Fingerprint = u32;
-const KIND: Fingerprint = 15;
+type EndFingerprint = u32;
+const KIND: EndFingerprint = 15;
 
 /// How often ends came back, by what was said of them.
 #[derive(Debug, Clone)]
@@ -39,7 +39,7 @@ pub(super) struct Returns {
     kinds: [Rate; KINDS],
     all: [Rate; 2],
     /// The ends from which nobody went on yet; empty until a hint is given.
-    ends: Vec<Fingerprint>,
+    ends: Vec<EndFingerprint>,
     num_slots: usize,
 }
 
@@ -77,7 +77,7 @@ impl Returns {
         self.kinds[usize::from(kind)].observe(MEMORY);
         self.all[ending as usize].observe(MEMORY);
         let (slot, print) = self.place(prefix);
-        self.ends[slot] = print | Fingerprint::from(kind);
+        self.ends[slot] = print | EndFingerprint::from(kind);
     }
 
     /// Notes that a request starts that has these prefixes, the longest first.
@@ -96,7 +96,7 @@ impl Returns {
         }
     }
 
-    fn place(&self, prefix: &Digest) -> (usize, Fingerprint) {
+    fn place(&self, prefix: &Digest) -> (usize, EndFingerprint) {
         let half = |from: usize| {
             let bytes = prefix.as_bytes()[from..from + 4].try_into();
             u32::from_le_bytes(bytes.expect("four bytes"))
@@ -113,7 +113,7 @@ impl Returns {
 
     /// The bytes held, by capacity.
     pub(super) fn bytes(&self) -> usize {
-        self.ends.capacity() * size_of::<Fingerprint>()
+        self.ends.capacity() * size_of::<EndFingerprint>()
     }
 
     /// Panics unless all that is remembered is an end.

@@ -1,6 +1,6 @@
 //! What is true between any two calls.
 
-use super::{Checkpoints, NodeId, ROOT};
+use super::{Checkpoints, ROOT, TreeNodeId};
 use crate::blocks::{BlockId, Pool};
 
 impl Checkpoints {
@@ -36,7 +36,7 @@ impl Checkpoints {
         }
     }
 
-    fn check_node(&self, pool: &Pool, id: NodeId) {
+    fn check_node(&self, pool: &Pool, id: TreeNodeId) {
         let node = &self.nodes[id as usize];
         for &child in &node.children {
             let below = &self.nodes[child as usize];

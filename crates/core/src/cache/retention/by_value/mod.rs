@@ -40,10 +40,10 @@ use hints::Returns;
 use overlaps::Overlaps;
 use value::{GUESSES, Likelihood, Origin, Past, Priority};
 
-type NodeId = u32;
+type TreeNodeId = u32;
 
-const ROOT: NodeId = 0;
-const NO_NODE: NodeId = NodeId::MAX;
+const ROOT: TreeNodeId = 0;
+const NO_NODE: TreeNodeId = TreeNodeId::MAX;
 
 #[derive(Debug, Clone)]
 #[expect(
@@ -51,10 +51,10 @@ const NO_NODE: NodeId = NodeId::MAX;
     reason = "independent facts of one checkpoint"
 )]
 struct Node {
-    parent: NodeId,
+    parent: TreeNodeId,
     /// The place among the parent's children.
     place: u32,
-    children: Vec<NodeId>,
+    children: Vec<TreeNodeId>,
     /// The entry of the prefix's hash; `None` for the root.
     entry: Option<EntryId>,
     /// The number of tokens of the prefix.
@@ -107,7 +107,7 @@ struct Reused {
 /// far.
 #[derive(Debug, Clone, Copy)]
 struct Anchor {
-    node: NodeId,
+    node: TreeNodeId,
     tokens: u32,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct Checkpoints {
     /// What is evicted first, for now.
     policy: EvictionPolicy,
     /// Nodes from this one on may still have the values of the policy before.
-    first_stale: NodeId,
+    first_stale: TreeNodeId,
     /// The groups that are cached.
     groups: Vec<Group>,
     /// Whether every boundary that the full groups hold can be resumed at.
@@ -126,14 +126,14 @@ pub(crate) struct Checkpoints {
     full_step: Option<u32>,
     boundaries: Boundaries,
     nodes: Vec<Node>,
-    unused: Vec<NodeId>,
+    unused: Vec<TreeNodeId>,
     /// For each entry, the node that it belongs to because of a block in `full` or because of its
     /// end.
-    owners: Vec<NodeId>,
+    owners: Vec<TreeNodeId>,
     /// For each block, how often it is in a `full` or a `tail`.
     pins: Vec<u32>,
     /// The nodes that can be let go, least value first.
-    queue: BTreeSet<(Priority, NodeId)>,
+    queue: BTreeSet<(Priority, TreeNodeId)>,
     likelihood: Likelihood,
     /// What came of hints.
     returns: Returns,
@@ -317,7 +317,7 @@ impl Checkpoints {
     }
 
     /// The node that the first `end` tokens lead to; `None` if it continues on a different path.
-    fn last_on_path(&self, pool: &Pool, request: &Request, end: u32) -> Option<NodeId> {
+    fn last_on_path(&self, pool: &Pool, request: &Request, end: u32) -> Option<TreeNodeId> {
         let Anchor { node, tokens } = self.anchor(pool, request, end);
         (self.nodes[node as usize].end == tokens).then_some(node)
     }
@@ -330,7 +330,7 @@ impl Checkpoints {
         request: &Request,
         end: u32,
         origin: Origin,
-    ) -> Option<NodeId> {
+    ) -> Option<TreeNodeId> {
         let entry = self.entry_at(pool, request, end)?;
         let anchor = self.anchor(pool, request, end);
         let is_there = anchor.tokens == end;
@@ -396,7 +396,7 @@ impl Checkpoints {
         })
     }
 
-    fn note_use(&mut self, pool: &mut Pool, id: NodeId) {
+    fn note_use(&mut self, pool: &mut Pool, id: TreeNodeId) {
         self.clock += 1;
         pool.set_time(self.clock);
         let node = &mut self.nodes[id as usize];
@@ -414,7 +414,7 @@ impl Checkpoints {
         self.overlaps.as_ref().map_or(0, Overlaps::bytes)
             + self.returns.bytes()
             + self.nodes.capacity() * size_of::<Node>()
-            + (ids + lists) * size_of::<NodeId>()
-            + self.queue.len() * 2 * size_of::<(Priority, NodeId)>()
+            + (ids + lists) * size_of::<TreeNodeId>()
+            + self.queue.len() * 2 * size_of::<(Priority, TreeNodeId)>()
     }
 }

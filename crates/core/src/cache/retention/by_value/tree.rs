@@ -6,7 +6,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::value::{Past, Priority, Weight};
-use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, Origin, ROOT};
+use super::{Anchor, Checkpoints, NO_NODE, Node, Origin, ROOT, TreeNodeId};
 use crate::blocks::{BlockId, Entries, EntryId, NULL_BLOCK, Pool, count};
 use crate::cache::config::EvictionPolicy;
 use crate::cache::group::{Group, Kind};
@@ -22,12 +22,17 @@ impl Checkpoints {
     }
 
     /// The node that a hash belongs to.
-    pub(super) fn owner(&self, entry: EntryId) -> Option<NodeId> {
+    pub(super) fn owner(&self, entry: EntryId) -> Option<TreeNodeId> {
         let owner = self.owners.get(entry.0 as usize).copied();
         owner.filter(|&owner| owner != NO_NODE)
     }
 
-    pub(super) fn owner_at(&self, pool: &Pool, request: &Request, tokens: u32) -> Option<NodeId> {
+    pub(super) fn owner_at(
+        &self,
+        pool: &Pool,
+        request: &Request,
+        tokens: u32,
+    ) -> Option<TreeNodeId> {
         self.owner(self.entry_at(pool, request, tokens)?)
     }
 
@@ -112,7 +117,7 @@ impl Checkpoints {
     }
 
     /// The node that ends at an anchor. A longer node is split there.
-    pub(super) fn node_at(&mut self, pool: &Pool, request: &Request, anchor: Anchor) -> NodeId {
+    pub(super) fn node_at(&mut self, pool: &Pool, request: &Request, anchor: Anchor) -> TreeNodeId {
         let Anchor { node: id, tokens } = anchor;
         if self.nodes[id as usize].end == tokens {
             return id;
@@ -147,7 +152,7 @@ impl Checkpoints {
     }
 
     /// Makes a node the owner of the hashes of its blocks and of the hash of its end.
-    pub(super) fn claim(&mut self, pool: &Pool, id: NodeId) {
+    pub(super) fn claim(&mut self, pool: &Pool, id: TreeNodeId) {
         let node = &mut self.nodes[id as usize];
         let (full, entry) = (std::mem::take(&mut node.full), node.entry);
         self.assign(pool, &full, entry, id);
@@ -160,7 +165,7 @@ impl Checkpoints {
 
     /// Gives an owner to the hash of a node's end, and to those of its blocks after which paths can
     /// part.
-    fn assign(&mut self, pool: &Pool, full: &[BlockId], end: Option<EntryId>, owner: NodeId) {
+    fn assign(&mut self, pool: &Pool, full: &[BlockId], end: Option<EntryId>, owner: TreeNodeId) {
         for &block in full {
             if self.is_owned(pool.num_tokens(block))
                 && let Some(key) = pool.key(block)
@@ -180,17 +185,17 @@ impl Checkpoints {
             .is_some_and(|step| tokens.is_multiple_of(step))
     }
 
-    fn add(&mut self, node: Node) -> NodeId {
+    fn add(&mut self, node: Node) -> TreeNodeId {
         if let Some(id) = self.unused.pop() {
             self.nodes[id as usize] = node;
             return id;
         }
         self.nodes.push(node);
-        NodeId::try_from(self.nodes.len() - 1).expect("fewer nodes than blocks")
+        TreeNodeId::try_from(self.nodes.len() - 1).expect("fewer nodes than blocks")
     }
 
     /// Adds a node below another one.
-    pub(super) fn attach(&mut self, parent: NodeId, entry: EntryId, end: u32) -> NodeId {
+    pub(super) fn attach(&mut self, parent: TreeNodeId, entry: EntryId, end: u32) -> TreeNodeId {
         let id = self.add(Node {
             parent,
             entry: Some(entry),
@@ -202,7 +207,7 @@ impl Checkpoints {
     }
 
     /// Adds a node to the children of another one.
-    fn adopt(&mut self, parent: NodeId, id: NodeId) {
+    fn adopt(&mut self, parent: TreeNodeId, id: TreeNodeId) {
         let siblings = &mut self.nodes[parent as usize].children;
         let place = count(siblings.len());
         siblings.push(id);
@@ -221,7 +226,7 @@ impl Checkpoints {
     }
 
     /// Notes that one more path continues from a node.
-    pub(super) fn went_on(&mut self, id: NodeId) {
+    pub(super) fn went_on(&mut self, id: TreeNodeId) {
         let node = &mut self.nodes[id as usize];
         node.was_resumed = false;
         node.is_shared |= node.children.len() > 1;
@@ -233,7 +238,7 @@ impl Checkpoints {
 
     /// Drops the tail of a node. If no path continues from the node, the blocks that led only to it
     /// are dropped too.
-    pub(super) fn drop_node(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
+    pub(super) fn drop_node(&mut self, pool: &Pool, id: TreeNodeId, released: &mut Vec<BlockId>) {
         let tail = std::mem::take(&mut self.nodes[id as usize].tail);
         self.unpin(&tail, released);
         if self.nodes[id as usize].children.is_empty() {
@@ -249,7 +254,7 @@ impl Checkpoints {
     /// Removes a node without children, and the nodes above it that led only to it. Requests that
     /// were expected to resume here are now expected at the node where they would resume instead,
     /// so that node inherits the expectation.
-    fn remove(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
+    fn remove(&mut self, pool: &Pool, id: TreeNodeId, released: &mut Vec<BlockId>) {
         let last = self.take(id);
         let mut id = self.unlink(pool, &last, released);
         while !self.nodes[id as usize].is_resumable && self.nodes[id as usize].children.is_empty() {
@@ -271,7 +276,7 @@ impl Checkpoints {
     }
 
     /// Removes every reference to a node that was taken out, and returns the node's parent.
-    fn unlink(&mut self, pool: &Pool, node: &Node, released: &mut Vec<BlockId>) -> NodeId {
+    fn unlink(&mut self, pool: &Pool, node: &Node, released: &mut Vec<BlockId>) -> TreeNodeId {
         self.disclaim(pool, node);
         self.unpin(&node.full, released);
         self.disown(node);
@@ -279,14 +284,14 @@ impl Checkpoints {
     }
 
     /// Takes a node out of the tree. The caller removes the references to it.
-    fn take(&mut self, id: NodeId) -> Node {
+    fn take(&mut self, id: TreeNodeId) -> Node {
         self.dequeue(id);
         self.unused.push(id);
         std::mem::replace(&mut self.nodes[id as usize], Node::root())
     }
 
     /// Takes a node out if no request can resume there and no paths part there.
-    fn contract(&mut self, pool: &Pool, id: NodeId) {
+    fn contract(&mut self, pool: &Pool, id: TreeNodeId) {
         let node = &self.nodes[id as usize];
         if node.is_resumable || (node.children.len() != 1 && self.full_step.is_some()) {
             return;
@@ -303,7 +308,7 @@ impl Checkpoints {
         self.weigh(node.parent);
     }
 
-    pub(super) fn set_owner(&mut self, entry: EntryId, id: NodeId) {
+    pub(super) fn set_owner(&mut self, entry: EntryId, id: TreeNodeId) {
         let at = entry.0 as usize;
         if at >= self.owners.len() {
             self.owners.resize(at + 1, NO_NODE);
@@ -327,7 +332,7 @@ impl Checkpoints {
     }
 
     /// Computes a node's value again, after a change to anything that the value depends on.
-    pub(super) fn weigh(&mut self, id: NodeId) {
+    pub(super) fn weigh(&mut self, id: TreeNodeId) {
         let node = &self.nodes[id as usize];
         let key = self.weight(id).map(|weight| Priority {
             value: match self.policy {
@@ -343,14 +348,14 @@ impl Checkpoints {
         }
     }
 
-    fn dequeue(&mut self, id: NodeId) {
+    fn dequeue(&mut self, id: TreeNodeId) {
         if let Some(key) = self.nodes[id as usize].key.take() {
             self.queue.remove(&(key, id));
         }
     }
 
     /// Adds a node and all its descendants to `found`.
-    pub(super) fn collect(&self, id: NodeId, found: &mut Vec<NodeId>) {
+    pub(super) fn collect(&self, id: TreeNodeId, found: &mut Vec<TreeNodeId>) {
         let mut next = found.len();
         found.push(id);
         while let Some(&id) = found.get(next) {
@@ -362,9 +367,9 @@ impl Checkpoints {
     /// Computes the values of the next resumable nodes below a node again, because what they save
     /// depends on this node. If there are more than `MOST_NEIGHBOURS`, they keep their values until
     /// something else happens to them, so that no single change takes long.
-    pub(super) fn weigh_below(&mut self, id: NodeId) {
-        let mut found: SmallVec<[NodeId; MOST_NEIGHBOURS]> = SmallVec::new();
-        let mut left: SmallVec<[NodeId; 8]> = SmallVec::from_slice(&[id]);
+    pub(super) fn weigh_below(&mut self, id: TreeNodeId) {
+        let mut found: SmallVec<[TreeNodeId; MOST_NEIGHBOURS]> = SmallVec::new();
+        let mut left: SmallVec<[TreeNodeId; 8]> = SmallVec::from_slice(&[id]);
         while let Some(id) = left.pop() {
             for &child in &self.nodes[id as usize].children {
                 if found.len() + left.len() == MOST_NEIGHBOURS {
@@ -383,7 +388,7 @@ impl Checkpoints {
     }
 
     /// The node where a request would resume without this one, which is not the root.
-    pub(super) fn resumable_above(&self, id: NodeId) -> NodeId {
+    pub(super) fn resumable_above(&self, id: TreeNodeId) -> TreeNodeId {
         let mut above = self.nodes[id as usize].parent;
         while !self.nodes[above as usize].is_resumable {
             above = self.nodes[above as usize].parent;
@@ -392,8 +397,8 @@ impl Checkpoints {
     }
 
     /// The tokens that a resume here saves, compared with no checkpoints at expected lengths.
-    pub(super) fn saved_by_overlaps(&self, id: NodeId) -> u32 {
-        let node = |id: NodeId| &self.nodes[id as usize];
+    pub(super) fn saved_by_overlaps(&self, id: TreeNodeId) -> u32 {
+        let node = |id: TreeNodeId| &self.nodes[id as usize];
         let mut above = id;
         while node(above).origin == Origin::Overlap {
             above = self.resumable_above(above);
@@ -402,7 +407,7 @@ impl Checkpoints {
     }
 
     /// What a checkpoint's value is computed from; `None` if dropping it frees nothing.
-    pub(super) fn weight(&self, id: NodeId) -> Option<Weight> {
+    pub(super) fn weight(&self, id: TreeNodeId) -> Option<Weight> {
         let node = &self.nodes[id as usize];
         let is_last = node.children.is_empty();
         if id == ROOT || !node.is_resumable || (!is_last && node.tail.is_empty()) {
