@@ -97,6 +97,11 @@ AMBIGUOUS_DIRECTION: Final = re.compile(r"\bbe" + r"hind\b", re.IGNORECASE)
 CLOCK: Final = re.compile(r"^(?:import|from) (?:time|timeit)\b", re.MULTILINE)
 WAITING_TESTS: Final = ("tests/service/", "tests/vllm/")
 """These wait for other processes. All other tests run beside each other and assert no time."""
+PRIVATE_WORD: Final = re.compile(
+    r"\b(?:le" + r"an(?:s|ing|t)?|sh" + r"adows?|la" + r"dders?|co" + r"urts?|do" + r"ors?)\b",
+    re.IGNORECASE,
+)
+"""Words of our own, which gave way to those that every engineer uses (docs/glossary.md)."""
 DOWNLOAD_ADDRESS: Final = re.compile(r"https?://\S+\.(?:whl|crate|tar\.gz)\b")
 
 
@@ -397,6 +402,10 @@ def ambiguous_directions() -> Iterator[str]:
     return lines_matching(AMBIGUOUS_DIRECTION)
 
 
+def private_words() -> Iterator[str]:
+    return lines_matching(PRIVATE_WORD)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -417,6 +426,7 @@ def ambiguous_directions() -> Iterator[str]:
         clocks_in_tests,
         download_addresses,
         ambiguous_directions,
+        private_words,
     ],
     ids=lambda rule: rule.__name__,
 )

@@ -4,7 +4,7 @@ from math import gcd
 from random import Random
 
 from kvbraid._native import resume as native_resume
-from kvbraid.resume import HeldWords, Query
+from kvbraid.resume import HeldWords, ResumeQuery
 from kvbraid.spec import EngineDialect
 
 from tests.reference import resume as reference
@@ -38,7 +38,7 @@ def native(
 ) -> list[int]:
     """The answers in the order of the holders; every other bit must answer 0."""
     bits = bits_of(case, seed)
-    query = Query(case.num_tokens, sum(1 << bit for bit in bits), strict)
+    query = ResumeQuery(case.num_tokens, sum(1 << bit for bit in bits), strict)
     answers = native_resume(case.topology, [dialect.value], words_of(case, bits), query)
     assert all(answer == 0 for bit, answer in enumerate(answers) if bit not in bits)
     return [answers[bit] for bit in bits]
