@@ -9,7 +9,7 @@ In reading order:
     failed_loads  what becomes of the cache when loads failed; `tables` are those of requests
     pool          calls on single blocks, for connectors
     events        what the cache recorded, for publishers
-    statistics    counts; `policy_choice` says what is evicted first, and what else would have saved
+    statistics    counts; `policy_choice` is what is evicted first, and what others would save
     debug         a view for tests and people
     counts        the checks of arguments that all of these share
 """

@@ -54,8 +54,8 @@ class ByValue:
     """Keep every block that can serve a boundary while there is room; then evict what saves least.
 
     Checkpoints are the boundaries where prompts and requests end, where requests branch off, and
-    every `interval` tokens. What goes first is decided by the traffic: simulated caches, one for
-    each policy, say which one would have saved most lately. It begins with `EvictionPolicy.VALUE`. The
+    every `interval` tokens. The traffic decides what goes first: simulated caches, one for each
+    policy, say which one would have saved most lately. It begins with `EvictionPolicy.VALUE`. The
     formula of a value is in docs/cache.md.
 
     Attributes:

@@ -18,8 +18,8 @@ from kvbraid.errors import one_line
 from kvbraid.events.sequence import (
     AskReplay,
     Deliver,
-    Lose,
     Effect,
+    Lose,
     Reset,
     SequenceTracker,
     SetState,
