@@ -171,7 +171,7 @@ def modules_without_docstring() -> Iterator[str]:
     for path in sources(".py"):
         text = path.read_text()
         if text and not ast.get_docstring(ast.parse(text)):
-            yield f"{name_of(path)}: open with what it holds, its law, what it never does"
+            yield f"{name_of(path)}: open with what it holds, its invariant, what it never does"
     for path in sources(".rs"):
         if "/src/" in name_of(path) and not path.read_text().startswith("//!"):
             yield f"{name_of(path)}: open with a //! comment"

@@ -1,9 +1,9 @@
 """The interface to a cache, ours or the rival's, in the cache benchmarks; and the models they use.
 
-Law: a benchmark is written once, against `MeasuredCache`. Both sides make the same calls in the
-same order, and each call costs both sides one additional method call. The block size is 16, all
-groups share one pool, and there are no draft tokens. Nothing here imports either cache, because
-the rival is installed in an environment of its own.
+Invariant: a benchmark is written once, against `MeasuredCache`. Both sides make the same calls in
+the same order, and each call costs both sides one additional method call. The block size is 16,
+all groups share one pool, and there are no draft tokens. Nothing here imports either cache,
+because the rival is installed in an environment of its own.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The definition of a benchmark row, and the sampling of its two sides.
 
-Law: both sides of a row run in one process on one machine, their samples alternate, and the
+Invariant: both sides of a row run in one process on one machine, their samples alternate, and the
 medians are compared. Smaller is better unless a row says otherwise. Nothing in this module knows
 what is measured.
 """

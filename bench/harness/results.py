@@ -1,6 +1,6 @@
 """Writes bench/RESULTS.md: every row as `make bench` printed it last, and the run that did.
 
-Law: nobody writes the page by hand. A run replaces the rows that it measured and leaves the
+Invariant: nobody writes the page by hand. A run replaces the rows that it measured and leaves the
 others. A row is marked if the code that it measures is not that of its run's commit.
 """
 

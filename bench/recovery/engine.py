@@ -1,6 +1,6 @@
 """One engine with a pool that is too small and a host tier, whose loads can fail.
 
-The law: requests come one at a time. A request looks up its prompt in the pool and loads what
+Invariant: requests come one at a time. A request looks up its prompt in the pool and loads what
 follows from the host tier, up to the longest boundary that pool and host tier hold together. When
 the load has ended, what failed of it is decided on and recovered from for real, and the request
 computes the rest without asking the host tier again. Whatever is computed is stored there: all

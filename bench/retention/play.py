@@ -1,7 +1,7 @@
 """Plays requests through a cache, one at a time, and counts what is reused.
 
-Law: every policy gets the same requests, in steps of at most `STEP_TOKENS` tokens, planned as an
-engine plans them. What is counted begins after a warm-up.
+Invariant: every policy gets the same requests, in steps of at most `STEP_TOKENS` tokens, planned
+as an engine plans them. What is counted begins after a warm-up.
 """
 
 from collections.abc import Iterable, Sequence

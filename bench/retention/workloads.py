@@ -1,7 +1,7 @@
 """Traffic that separates policies of retention: what requests ask for, one after the other.
 
-Law: a workload is a function of a source of texts (the seed) and of a `Shape`. Nothing here knows
-a cache. Tests play the same workloads with other seeds and shapes.
+Invariant: a workload is a function of a source of texts (the seed) and of a `Shape`. Nothing here
+knows a cache. Tests play the same workloads with other seeds and shapes.
 """
 
 import random

@@ -1,6 +1,6 @@
 """The engines' chained block hashes: from a request's tokens and extra keys, one hash per block.
 
-The law: a block's hash is the engine's algorithm applied to (the hash before it, the tokens of
+Invariant: a block's hash is the engine's algorithm applied to (the hash before it, the tokens of
 the block, its extra keys), starting from a seed hash. The bytes are those of the engine, so a
 hash computed here equals the one in its events. If an engine draws its seed at random, nothing is
 guessed: the computation is refused.

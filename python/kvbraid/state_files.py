@@ -1,8 +1,8 @@
 """Files of recoveries' states: a directory that keeps the latest ones, and a reader.
 
-Its law: whatever is written, the directory holds at most so many of these files, and no other file
-is touched. A recovery goes on if its state cannot be written: that is counted. Nothing here knows
-what a state is.
+Invariant: whatever is written, the directory holds at most so many of these files, and no other
+file is touched. A recovery goes on if its state cannot be written: that is counted. Nothing here
+knows what a state is.
 """
 
 import re

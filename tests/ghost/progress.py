@@ -1,6 +1,6 @@
 """That no request needs more steps than its faults explain: a livelock, seen long before the end.
 
-The law: without faults and others, a request needs a certain number of steps. A recovery takes
+Invariant: without faults and others, a request needs a certain number of steps. A recovery takes
 back what it has done, at most all of it, so each may cost it as many steps again. Each has a cause
 of its own: one of the failed loads that the request may begin, which are one and `retries` more,
 or a fault of somebody else whose garbage it shared.

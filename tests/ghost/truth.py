@@ -1,7 +1,7 @@
 """What a faultless engine would compute: a number for every prefix, and the token that follows it.
 
-The law: two prefixes have the same number if and only if their tokens and salts are the same, and
-the next token depends on the prefix alone. So a request's outputs are known before it runs.
+Invariant: two prefixes have the same number if and only if their tokens and salts are the same,
+and the next token depends on the prefix alone. So a request's outputs are known before it runs.
 """
 
 from collections.abc import Sequence

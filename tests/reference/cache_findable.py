@@ -1,7 +1,7 @@
 """What of a hybrid KV cache can be found, by brute force: hashes, hits, and what is registered.
 
-Its law: a hit is what the rule says when every length is tried, or the engine's own search, under
-its dialect. `cache_model` has the steps that fill such a cache.
+Invariant: a hit is what the rule says when every length is tried, or the engine's own search,
+under its dialect. `cache_model` has the steps that fill such a cache.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The whole hybrid KV cache by brute force, with the interface of `kvbraid.cache.CacheManager`.
 
-Its law: everything is done block by block in vLLM's order, and an operation that may fail is tried
-on a copy. `cache_findable` has the other half of the law: what a hit is, and what is registered.
-The model is slow, and never checks its arguments.
+Invariant: everything is done block by block in vLLM's order, and an operation that may fail is
+tried on a copy. `cache_findable` has the other half of the invariant: what a hit is, and what is
+registered. The model is slow, and never checks its arguments.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Retention by value by brute force: a list of checkpoints, compared by their paths.
 
-Its law: a checkpoint is a prefix that can be resumed, named by the hashes along it, and it keeps
+Invariant: a checkpoint is a prefix that can be resumed, named by the hashes along it, and it keeps
 everything that it needs. Its neighbours, the places where paths part, and the blocks that would be
 free without it are found every time by comparing it with all others. There is no tree, no queue
 and no count.

@@ -1,6 +1,6 @@
 //! An index that many threads use, and the order in which they wait.
 //!
-//! Law: a thread that changes the index has the turn until its change is complete, so no change
+//! Invariant: a thread that changes the index has the turn until its change is complete, so no change
 //! sees half of another one. A thread that asks a question needs only the index, which a long
 //! change releases between its slices to the thread that has waited longest.
 

@@ -1,7 +1,7 @@
 """Where an engine should end the next chunk of a prompt to keep a state there.
 
 A state (mamba, linear attention) exists only where a step ends: a request can resume at a
-boundary only if an earlier step ended exactly there. The law: while a prompt is computed, steps
+boundary only if an earlier step ended exactly there. Invariant: while a prompt is computed, steps
 end at block boundaries. A step never runs past the last boundary at which the same prompt could
 resume, nor past a junction with a prefix that other requests share. These are pure functions of
 numbers: nothing here knows a block, a pool or a request object. Without state groups no chunk is

@@ -1,6 +1,6 @@
 """What an engine does to a cache when loads failed: `recover` does all of it in one step.
 
-Its law: what a load left unwritten is neither read nor found. A recovery is checked as a whole,
+Invariant: what a load left unwritten is neither read nor found. A recovery is checked as a whole,
 then its parts are applied as if by the single calls, in the order of the fields of `Recovery`.
 No part may undo another:
 

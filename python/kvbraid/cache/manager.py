@@ -1,6 +1,6 @@
 """The cache that an engine calls, step by step. A thin face of the native core.
 
-Its law: all groups share one numbering of blocks. A block is free or referenced, and is found by
+Invariant: all groups share one numbering of blocks. A block is free or referenced, and is found by
 its group and the hash of the whole prefix that it ends. A request reuses the longest boundary
 that every group accepts. While it runs, each group gives back the blocks that no later token
 reads. Blocks that are stored, evicted and cleared are recorded as the engine's own events. Every

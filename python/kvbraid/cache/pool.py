@@ -1,6 +1,6 @@
 """Calls on single blocks, for connectors, which hold blocks and fill them.
 
-Its law: the caller has to drop every reference that it takes here, with `free`, and can drop no
+Invariant: the caller has to drop every reference that it takes here, with `free`, and can drop no
 other; `num_held` counts the blocks until then. `register` and `unregister` record no event;
 evictions and `forget` record the hashes that they remove. Nothing here knows a request.
 """

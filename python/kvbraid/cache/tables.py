@@ -1,6 +1,6 @@
 """Calls on the block tables of requests, for engines that recover from loads that failed.
 
-Its law: presence is what a request's own tables hold, whether or not a hash finds it. Questions
+Invariant: presence is what a request's own tables hold, whether or not a hash finds it. Questions
 change nothing, and `rewind` does what it says or raises and changes nothing. Nothing here decides
 what is bad: the caller names the blocks.
 """

@@ -3,7 +3,7 @@
 An engine keeps its events in a buffer, and whoever reads it empties it. The forms are those of
 TensorRT-LLM's sources; none was recorded from a running engine.
 
-The law: nothing is lost without a trace. Where a number is missing, or an event cannot be read,
+Invariant: nothing is lost without a trace. Where a number is missing, or an event cannot be read,
 the payload has an event that every decoder refuses. It ends the promises of its rank until the
 engine starts again, because a buffer replays nothing.
 

@@ -1,6 +1,6 @@
 """Batches that wait, by number, until all earlier ones are settled.
 
-Every operation is O(log n): the lowest number is on top of a heap. The law: the heap's top is
+Every operation is O(log n): the lowest number is on top of a heap. Invariant: the heap's top is
 held. Each batch counts with its overhead, so empty batches are not free.
 """
 

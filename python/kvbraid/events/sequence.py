@@ -1,7 +1,7 @@
 """Sequence tracking for one publisher (a pod's data-parallel rank): what came, what is missing.
 
 This is a state table without sockets or clock. Each input returns the outputs that the caller must
-carry out in order. The law: while the last reported state is EXACT, the batches delivered since
+carry out in order. Invariant: while the last reported state is EXACT, the batches delivered since
 the last Reset are the engine's own, from number 0 (or from a clear) on, in order, each once, up to
 the highest number heard of. If that cannot be proven, the state says so.
 

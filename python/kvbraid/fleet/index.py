@@ -1,9 +1,9 @@
 """The index of a fleet: event bytes in, scores and explanations out.
 
-Law: an answer never guesses. Where neither the events nor (if its hash function is known) the
-engine's own hash chain decides, the answer is a bound. Nothing here does I/O. Only the number of
-batches that `apply_many` takes at once depends on a clock. A feed tells how complete a history is.
-Thread-safe; every call that does work releases the interpreter.
+Invariant: an answer never guesses. Where neither the events nor (if its hash function is known)
+the engine's own hash chain decides, the answer is a bound. Nothing here does I/O. Only the number
+of batches that `apply_many` takes at once depends on a clock. A feed tells how complete a history
+is. Thread-safe; every call that does work releases the interpreter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """What every plan keeps, whoever made it: views and references lie in their buffers, and agree.
 
-Law: a plan that passes can be allocated, read and moved without leaving its memory, and following
-its references takes time in proportion to its bytes' pieces, of which there is a limit. This
-module mends nothing, and says what is wrong first: buffers, then views, then references.
+Invariant: a plan that passes can be allocated, read and moved without leaving its memory, and
+following its references takes time in proportion to its bytes' pieces, of which there is a limit.
+This module mends nothing, and says what is wrong first: buffers, then views, then references.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@
     CROSS_LAYER                      any other                         VIEWS, with the reason
     PER_LAYER                        any                               VIEWS
 
-Law: the form is decided from the plan alone, before any tensor is touched, and carries its
+Invariant: the form is decided from the plan alone, before any tensor is touched, and carries its
 reason. Tensors are whatever the caller has: this module needs neither torch nor numpy, and it
 copies nothing.
 """

@@ -5,9 +5,9 @@
 
     address = base + start of the buffer + block id * stride of the reference + offset of the run
 
-Law: rows go group by group, block by block in the order of the ids given, and run by run in the
-order of addresses (buffer by buffer). The null block never moves. Tables are made once per plan
-and pool; a call is a few numpy operations per group, fastest if ids are arrays already. This
+Invariant: rows go group by group, block by block in the order of the ids given, and run by run in
+the order of addresses (buffer by buffer). The null block never moves. Tables are made once per
+plan and pool; a call is a few numpy operations per group, fastest if ids are arrays already. This
 module needs numpy and moves nothing.
 """
 

@@ -4,9 +4,9 @@
      "groups": [...], "views": {...}, "aliases": {...}, "cross_layer": true,
      "why": "...", "warnings": []}
 
-Law: `from_json(to_json(plan)) == plan`, and what a reader computes again (sums, runs, fingerprint)
-must agree with what is written. The fingerprint leaves out the number of blocks, so pools of
-different sizes can exchange blocks, and every sentence that is for people.
+Invariant: `from_json(to_json(plan)) == plan`, and what a reader computes again (sums, runs,
+fingerprint) must agree with what is written. The fingerprint leaves out the number of blocks, so
+pools of different sizes can exchange blocks, and every sentence that is for people.
 """
 
 import hashlib

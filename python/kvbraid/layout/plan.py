@@ -4,9 +4,9 @@
     block        | slot 0 | slot 1 | ... |          a slot holds one layer of each group
     chunk        the bytes of one layer (or of one state tensor) inside a block
 
-Law: a block belongs to one group at a time, so groups lie over each other in the same slots, and
-only a group's own references say which bytes of its block are its layers'. Offsets and lengths are
-in bytes, strides of views in elements. This module decides nothing: planner.py makes plans.
+Invariant: a block belongs to one group at a time, so groups lie over each other in the same slots,
+and only a group's own references say which bytes of its block are its layers'. Offsets and lengths
+are in bytes, strides of views in elements. This module decides nothing: planner.py makes plans.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Sizes and counts that callers give: whole numbers that a memory can have, or refused by name.
 
-Law: what passes here can be written as JSON and read back. `True` is no number, and neither is
-16.0: what is computed from a float is a float, and no size in bytes.
+Invariant: what passes here can be written as JSON and read back. `True` is no number, and neither
+is 16.0: what is computed from a float is a float, and no size in bytes.
 """
 
 from typing import Final, TypeGuard

@@ -3,7 +3,7 @@
     allocate(plan, device)   memory of our own      -> buffers (int8, blocks x bytes)
     adopt(plan, views)       an engine's memory     -> views   (shape, stride, offset of a View)
 
-Law: the plan alone says where a tensor lies; nothing here computes a place. Views share the
+Invariant: the plan alone says where a tensor lies; nothing here computes a place. Views share the
 allocation's storage and keep it alive. This module needs torch (extra `torch`), never the native
 core, and moves no bytes.
 """

@@ -1,6 +1,6 @@
 """Held blocks that a transfer may still write, until every rank has reported its end.
 
-Its law: a block is freed exactly as often as it was held, and not before the last rank of its
+Invariant: a block is freed exactly as often as it was held, and not before the last rank of its
 transfer has reported. Nothing here holds or frees: `CacheManager.recover` gives the references,
 and the caller drops what `ended` returns with `pool.free`.
 """
@@ -104,7 +104,7 @@ class Quarantine:
         return len(self._held)
 
     def check_integrity(self) -> None:
-        """Assert the law of this ledger."""
+        """Assert the invariant of this ledger."""
         held = Counter(block for each in self._transfers.values() for block in each.blocks)
         assert held == self._held, "the counts of held blocks differ from the transfers'"
         for transfer, each in self._transfers.items():

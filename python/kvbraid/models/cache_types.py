@@ -4,8 +4,8 @@
     per head     K | V, and a scale for each      fp8_per_token_head, int8_per_token_head
     packed       one row per token, opaque        fp8_ds_mla, nvfp4_ds_mla: latents of 576 alone
 
-Law: sizes are those of vLLM 0.32. A type whose page has another form is refused by name, never
-approximated. Nothing is read here: config.py takes the names from a config.
+Invariant: sizes are those of vLLM 0.32. A type whose page has another form is refused by name,
+never approximated. Nothing is read here: config.py takes the names from a config.
 """
 
 from collections.abc import Mapping

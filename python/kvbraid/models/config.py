@@ -1,8 +1,8 @@
 """One model's config, read field by field: a value, else a listed default, else a refusal.
 
-Law: nothing is guessed. A field is present (not null, not "auto"); or the architecture's table
-of defaults has it, and this is recorded in `assumed`; or it is refused by name. This module reads
-no file.
+Invariant: nothing is guessed. A field is present (not null, not "auto"); or the architecture's
+table of defaults has it, and this is recorded in `assumed`; or it is refused by name. This module
+reads no file.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
 """From a model to its groups: a config and an engine's options give the groups of each rank.
 
-Law: a configuration that the engine would refuse at start-up is refused here, with the layer, the
-rule and the remedy. Layers whose pages a config does not tell (index keys, compressed entries) are
-refused too, and the message says so. This module reads no file.
+Invariant: a configuration that the engine would refuse at start-up is refused here, with the
+layer, the rule and the remedy. Layers whose pages a config does not tell (index keys, compressed
+entries) are refused too, and the message says so. This module reads no file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

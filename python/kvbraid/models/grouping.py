@@ -6,8 +6,8 @@
 
     bucket of 5 and bucket of 2, group size 2     L0 L3 | L1 L4 | L2 -  and  F0 F1     1 free slot
 
-Law: a group's layers have one kind, block size and reach; its i-th layer of n groups is every
-n-th of the bucket (so that pipeline stages stay balanced). The rules are those of vLLM 0.32
+Invariant: a group's layers have one kind, block size and reach; its i-th layer of n groups is
+every n-th of the bucket (so that pipeline stages stay balanced). The rules are those of vLLM 0.32
 (`get_kv_cache_groups`) with a layer-outer layout and no draft layers. This module reads no config:
 models come in through engine_groups.py.
 """
@@ -92,9 +92,9 @@ class LayerGroup:
 class Grouping:
     """All groups of one model on one rank, in the engine's order.
 
-    Law: layer i of every group stands in slot i, and a group with fewer layers leaves the last
-    slots empty. The layers of a slot use the same bytes, because a block belongs to one group at a
-    time. Each page size has slots of its own; i counts the layers of that size in the group.
+    Invariant: layer i of every group stands in slot i, and a group with fewer layers leaves the
+    last slots empty. The layers of a slot use the same bytes, because a block belongs to one group
+    at a time. Each page size has slots of its own; i counts the layers of that size in the group.
 
     The null block (block 0) has bytes like every other: kernels read it and write padding to it.
     The number of blocks counts it, and no transfer moves it.

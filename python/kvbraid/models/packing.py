@@ -5,13 +5,14 @@
     each of ten groups   | W0  | W1  | W2  | W3  | W4  |
     the eleventh group   |F0|F1|F2|F3|F4|F5|F6|F7|F8|F9|
 
-Law: no page is made larger than it is. Layers that need blocks at the same time form a bucket; one
-with equally many layers of each page size is a pattern of one layer per size, which repeats, and
-is cut between repeats only. If a pattern has several sizes, all patterns are cut into groups of
-about as many repeats, and otherwise windows are cut so that they fit the block that other layers
-need; states always are. The rules are those of vLLM 0.32 (`_get_packed_kv_cache_groups`), which
-applies them where blocks are the outermost dimension and pages have several sizes; where one size
-or one group is enough, the groups are those of grouping.py. This module places no layer in memory.
+Invariant: no page is made larger than it is. Layers that need blocks at the same time form a
+bucket; one with equally many layers of each page size is a pattern of one layer per size, which
+repeats, and is cut between repeats only. If a pattern has several sizes, all patterns are cut into
+groups of about as many repeats, and otherwise windows are cut so that they fit the block that
+other layers need; states always are. The rules are those of vLLM 0.32
+(`_get_packed_kv_cache_groups`), which applies them where blocks are the outermost dimension and
+pages have several sizes; where one size or one group is enough, the groups are those of
+grouping.py. This module places no layer in memory.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,12 +3,13 @@
     attention   page = tokens of a block x bytes of a token      grows with the block
     state       page = one state                                 the same for any block
 
-Law: layers of several groups share one pool, so all their pages get the same size. In a model with
-states, attention blocks are first made so long that a page can hold a state (`covering_block`).
-Then every page gets the size of the largest one: an attention page by a block that is longer by a
-whole ratio, any other page by padding (`unified`). The rules are those of vLLM 0.32 with a
-layer-outer layout (`Platform._align_hybrid_block_size`, `unify_kv_cache_spec_page_size`). Where
-blocks come before layers, pages may keep several sizes instead: packing.py.
+Invariant: layers of several groups share one pool, so all their pages get the same size. In a
+model with states, attention blocks are first made so long that a page can hold a state
+(`covering_block`). Then every page gets the size of the largest one: an attention page by a block
+that is longer by a whole ratio, any other page by padding (`unified`). The rules are those of vLLM
+0.32 with a layer-outer layout (`Platform._align_hybrid_block_size`,
+`unify_kv_cache_spec_page_size`). Where blocks come before layers, pages may keep several sizes
+instead: packing.py.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Shapes of what one layer keeps, and how tensor-parallel ranks divide them.
 
-Law: a rank holds whole heads. Heads are divided evenly; if there are fewer heads than ranks, they
-are replicated if an engine does so (attention, and a single Mamba-2 group), and else refused.
-The rules are those of vLLM 0.32 (`max(1, kv_heads // tp)` and `MambaStateShapeCalculator`).
-Shapes are compared: layers of unequal shape never share a group's page. A shape has no place in
-memory: it never says where a page begins, or in which order heads and tokens lie in one.
+Invariant: a rank holds whole heads. Heads are divided evenly; if there are fewer heads than ranks,
+they are replicated if an engine does so (attention, and a single Mamba-2 group), and else refused.
+The rules are those of vLLM 0.32 (`max(1, kv_heads // tp)` and `MambaStateShapeCalculator`). Shapes
+are compared: layers of unequal shape never share a group's page. A shape has no place in memory:
+it never says where a page begins, or in which order heads and tokens lie in one.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@
     slot 1   65,536  [ 11           ]         slot 1   65,536  [ 7            ]
                      0     32 KiB                              0     32 KiB
 
-Law: equal plans give equal bytes. All panels have one scale. Colours are in the order of the
+Invariant: equal plans give equal bytes. All panels have one scale. Colours are in the order of the
 model's layers, and can be told apart on light and on dark ground; what no layer of the group uses
 is hatched. A name that does not fit into its cell is left out of it, never cut: a browser shows
 it, with the bytes, when one points at the cell. Written with the standard library.

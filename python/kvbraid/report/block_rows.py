@@ -4,8 +4,9 @@
     heads before layers          a row per head:           | layer 3 | layer 7 | ...
     interleaved kernel blocks    a row per kernel block:   | layer 3 | layer 7 | ...
 
-Law: every byte of the block is in exactly one cell of one row, unless rows that are alike are left
-out: then a row says how many. Everything comes from the references of a plan, whoever made it.
+Invariant: every byte of the block is in exactly one cell of one row, unless rows that are alike
+are left out: then a row says how many. Everything comes from the references of a plan, whoever
+made it.
 """
 
 from bisect import bisect_right

@@ -1,7 +1,7 @@
 """`kvbraid plan` as text: groups, the block, where layers stand, and what requests take.
 
-Law: names and numbers are never cut; a table that a terminal is too narrow for is wider than it.
-Everything is computed from the plan and the groups that it was made from.
+Invariant: names and numbers are never cut; a table that a terminal is too narrow for is wider than
+it. Everything is computed from the plan and the groups that it was made from.
 """
 
 from collections import Counter

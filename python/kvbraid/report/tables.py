@@ -1,8 +1,8 @@
 """Tables of results, in which nothing is ever cut, and the lines around them.
 
-Law: every name and number is shown whole. A table that is wider than the terminal is printed as
-records: the first cell of a row on a line of its own, below it the others with their names. Where
-there is no terminal, a row is one line, however long it is.
+Invariant: every name and number is shown whole. A table that is wider than the terminal is printed
+as records: the first cell of a row on a line of its own, below it the others with their names.
+Where there is no terminal, a row is one line, however long it is.
 
     pod    rank  state            pod-with-a-long-name
     a         0  exact              rank: 0   state: exact

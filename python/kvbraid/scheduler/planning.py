@@ -1,6 +1,6 @@
 """What one step computes: who goes on, who starts, who has to give blocks back.
 
-Its law: one that runs goes before one that starts, and requests start in the order in which they
+Invariant: one that runs goes before one that starts, and requests start in the order in which they
 arrived. If blocks are short, whoever waits for blocks of others gives its own back, then whoever
 started last; nobody starts in such a step. Nobody who is in the step loses blocks.
 """

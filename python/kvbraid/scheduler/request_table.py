@@ -1,6 +1,6 @@
 """The requests of a scheduler: who waits, and who has blocks.
 
-Its law: the device runs steps in order, so blocks that a step in flight writes may be handed out
+Invariant: the device runs steps in order, so blocks that a step in flight writes may be handed out
 again; blocks that a transfer may write are held until every rank has reported its end.
 """
 

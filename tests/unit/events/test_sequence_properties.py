@@ -1,7 +1,7 @@
 """Sequence tracking against a perfect log, under everything that a link and an engine can do.
 
-The law that is checked after every step: while the tracker says EXACT, what it delivered since
-the last Reset (or clear) is the engine's log from there on, in order, each batch once.
+The invariant that is checked after every step: while the tracker says EXACT, what it delivered
+since the last Reset (or clear) is the engine's log from there on, in order, each batch once.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
 """Runs one log of operations on two caches at once, and compares everything after each.
 
-The law: after every operation both sides return the same, and then have the same number of free
+Invariant: after every operation both sides return the same, and then have the same number of free
 blocks, free queue, block tables, resident copies and events. The first difference ends the run as
 a `MismatchError`. Operations name blocks by where they came from: a log can be replayed in part.
 """

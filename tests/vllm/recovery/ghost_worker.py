@@ -1,6 +1,6 @@
 """A worker whose blocks hold what they would: which prefix was computed into them, or garbage.
 
-Its law: a token that is computed from anything but its own prefix is garbage, in all groups, and
+Invariant: a token that is computed from anything but its own prefix is garbage, in all groups, and
 so is every later one. What it samples is a function of the prefix, and never right after garbage.
 It follows vLLM's first model runner: tables are appended to, a resumed request gets a new one, and
 with asynchronous scheduling the last token of a step comes from the step before.

@@ -1,6 +1,6 @@
 //! The engines' chained block hashes, byte for byte, from tokens and extra keys.
 //!
-//! Holds the four algorithms, the digest type and the chain. The law: hash `n` is the algorithm
+//! Holds the four algorithms, the digest type and the chain. Invariant: hash `n` is the algorithm
 //! applied to the serialised triple `(hash n-1, tokens of block n, extra keys of block n or none)`,
 //! where hash -1 is the engine's seed hash; only whole blocks are hashed. It never invents a seed:
 //! if an engine draws one at random, the caller has to know it. `digest` is one hash and `extra`

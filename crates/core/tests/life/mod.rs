@@ -1,10 +1,10 @@
 //! A life of an index, made of small choices: the same for random numbers and for a fuzzer's bytes.
 //!
-//! Law: after every step the index's structures agree with each other, an answer's bounds hold, and
-//! an index that took the same in another way says the same. The domain is small, so that hashes,
+//! Invariant: after every step the index's structures agree with each other, an answer's bounds hold,
+//! and an index that took the same in another way says the same. The domain is small, so that hashes,
 //! parents, groups, block sizes, media, owners, salts, tiers and lookaheads collide. Most of what
-//! engines say is consistent (a hash is a function of its prefix), or every life would be degraded
-//! after a few steps and show nothing.
+//! engines say is consistent (a hash is a function of its prefix), or every life would be degraded after
+//! a few steps and show nothing.
 #![allow(dead_code, reason = "each binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a life ends where something fails")]
 

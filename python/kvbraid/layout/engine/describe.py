@@ -4,10 +4,10 @@
     layer-outer (L....)   one buffer per region, in which a layer of each group keeps its blocks
                           LHBNC: per head, all blocks; so the buffer is in pieces before blocks
 
-Law: config, specs and views say the same thing three times, and a plan is made only if they agree:
-every shape, stride and offset of every view is checked. What cannot be explained is refused with
-the layer, the value and the rule; nothing is guessed from a shape. The engine's objects are read
-by the names of their fields: no engine, torch or numpy is imported.
+Invariant: config, specs and views say the same thing three times, and a plan is made only if they
+agree: every shape, stride and offset of every view is checked. What cannot be explained is refused
+with the layer, the value and the rule; nothing is guessed from a shape. The engine's objects are
+read by the names of their fields: no engine, torch or numpy is imported.
 """
 
 from collections import Counter

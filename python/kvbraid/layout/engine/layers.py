@@ -2,9 +2,9 @@
 
     allocation   offset | + l * layer_stride: layer l | + b * block_stride: block b | heads, tokens
 
-Law: a layer is in one tensor and one group, its view has the spec's shape and type and starts at
-the tensor's place, and one layout of the engine explains the strides of all views. Dimensions of
-size 1 have no stride, whatever a view says.
+Invariant: a layer is in one tensor and one group, its view has the spec's shape and type and
+starts at the tensor's place, and one layout of the engine explains the strides of all views.
+Dimensions of size 1 have no stride, whatever a view says.
 """
 
 from collections.abc import Collection, Iterator, Mapping

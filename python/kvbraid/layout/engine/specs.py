@@ -3,8 +3,8 @@
     attention   heads x tokens x content of a token's head, in elements of one type
     state       one row of bytes: its tensors one after another
 
-Law: a spec is known by its class's name, or by that of a class that it derives from; a spec of
-unknown kind is refused. No engine is imported here: the names are those of vLLM 0.32.
+Invariant: a spec is known by its class's name, or by that of a class that it derives from; a spec
+of unknown kind is refused. No engine is imported here: the names are those of vLLM 0.32.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,8 @@
 """What an engine hands to a connector for one layer: a view over the one allocation.
 
 A view is torch's tensor or numpy's array: only its numbers are read, never its elements, and this
-module imports neither. Law: offsets and strides are in bytes, offsets from the allocation's start.
+module imports neither. Invariant: offsets and strides are in bytes, offsets from the allocation's
+start.
 """
 
 from collections.abc import Iterable

@@ -3,8 +3,8 @@
     place_slots    slots of one page size (or one slot alone): page i at i * page
     place_packed   pages of several sizes: each at the end of the one before, rounded up
 
-Law: a block's bytes are the widest group's, rounded up to what its layers and the user ask for;
-whatever a rounding adds is at the end of a block and belongs to no layer.
+Invariant: a block's bytes are the widest group's, rounded up to what its layers and the user ask
+for; whatever a rounding adds is at the end of a block and belongs to no layer.
 """
 
 from collections import Counter

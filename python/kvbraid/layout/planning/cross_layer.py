@@ -7,7 +7,7 @@
     CROSS_LAYER (older interface)    one group, attention, one geometry   yes
     PER_LAYER                        any                                  no
 
-Law: the answer carries its reason. Where it is no, every slot gets a buffer of its own.
+Invariant: the answer carries its reason. Where it is no, every slot gets a buffer of its own.
 """
 
 from collections.abc import Sequence

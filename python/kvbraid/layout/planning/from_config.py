@@ -2,8 +2,8 @@
 
     config -> layers -> groups (kvbraid.models) -> geometries -> plan
 
-Law: options mean what they mean for the engine (`EngineOptions`) and for the plan (`PlanOptions`);
-nothing is decided here. This module reads no file.
+Invariant: options mean what they mean for the engine (`EngineOptions`) and for the plan
+(`PlanOptions`); nothing is decided here. This module reads no file.
 """
 
 from collections.abc import Mapping

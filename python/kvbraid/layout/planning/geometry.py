@@ -5,9 +5,9 @@
                        | +-- layers                         0 = layers, d + 1 = logical dimension d
                        +---- logical dimension 1, blocks
 
-Law: a geometry is one layer's, of blocks as the kernel sees them. Where layers come before heads
-(or there are no heads), a layer's page stays in one piece; where heads come before layers, it is
-cut per head. This module holds the geometries of known layouts; probe.py asks a backend.
+Invariant: a geometry is one layer's, of blocks as the kernel sees them. Where layers come before
+heads (or there are no heads), a layer's page stays in one piece; where heads come before layers,
+it is cut per head. This module holds the geometries of known layouts; probe.py asks a backend.
 """
 
 from collections.abc import Callable, Mapping

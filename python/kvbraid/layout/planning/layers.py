@@ -1,9 +1,9 @@
 """What a plan is made from: layers with their pages and geometries, in groups.
 
-Law: a layer's name is unique among the layers of its kind of cache, and the order of a group's
-layers is the engine's: layer i stands in slot i. A layer that nobody can view is kept as a page of
-bytes, with the reason. This module reads no config; `from_grouping` takes what kvbraid.models
-formed.
+Invariant: a layer's name is unique among the layers of its kind of cache, and the order of a
+group's layers is the engine's: layer i stands in slot i. A layer that nobody can view is kept as a
+page of bytes, with the reason. This module reads no config; `from_grouping` takes what
+kvbraid.models formed.
 """
 
 from collections import Counter

@@ -3,9 +3,9 @@
     groups --cross_layer--> one buffer per slot, or blocks across layers
            --slots--> which slots share a buffer --buffers--> where pages start --views--> plan
 
-Law: everything that cannot work is refused here, before memory is allocated, with the layer and
-the rule. A layer that cannot join a shared buffer is alone, and its buffer says why. Equal input
-gives equal plans.
+Invariant: everything that cannot work is refused here, before memory is allocated, with the layer
+and the rule. A layer that cannot join a shared buffer is alone, and its buffer says why. Equal
+input gives equal plans.
 """
 
 from collections import Counter

@@ -5,9 +5,9 @@
     get_kv_cache_stride_order   the order in memory, of one layer and of all layers together
     supported_kv_cache_layouts  names of orders of [blocks, heads, tokens, content]  (vLLM 0.32)
 
-Law: each size is found exactly once, or the probe fails. Whatever a backend raises is kept as the
-reason. A backend that has no order at all stores its dimensions as they stand, which is how its
-engine takes it. No engine is imported.
+Invariant: each size is found exactly once, or the probe fails. Whatever a backend raises is kept
+as the reason. A backend that has no order at all stores its dimensions as they stand, which is how
+its engine takes it. No engine is imported.
 """
 
 from collections.abc import Iterable

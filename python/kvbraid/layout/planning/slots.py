@@ -9,9 +9,9 @@
     PACKED  pages of several sizes side by side           block: | page 0 | page 1 |...| pad |
     ALONE   a buffer of its own, with the reason
 
-Law: the key belongs to the slot: if its layers disagree, their heads stay inside the page; and if
-one slot's do, those of all slots of its page size do, as one range is worth more. Layers that
-cannot overlay each other block by block never share a buffer. Slots keep their order.
+Invariant: the key belongs to the slot: if its layers disagree, their heads stay inside the page;
+and if one slot's do, those of all slots of its page size do, as one range is worth more. Layers
+that cannot overlay each other block by block never share a buffer. Slots keep their order.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,8 @@
     intact                kernel blocks follow each other inside the page; tables are scaled
     pieces before blocks  a layer alone whose blocks are not first: strides depend on their number
 
-Law: every byte that a view can touch in a block is in exactly one chunk of the view's name, and
-no padding is. Views are closed formulas; tests compare them with selecting and permuting.
+Invariant: every byte that a view can touch in a block is in exactly one chunk of the view's name,
+and no padding is. Views are closed formulas; tests compare them with selecting and permuting.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

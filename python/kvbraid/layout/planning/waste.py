@@ -4,8 +4,8 @@
     request   at its fullest, it holds blocks of each group, and takes every one of them whole
     slots     fewer make blocks smaller and groups more; more leave slots empty
 
-Law: nothing here changes a plan. Bytes are of one rank. The last block of a request counts as
-full, and the null block belongs to no request.
+Invariant: nothing here changes a plan. Bytes are of one rank. The last block of a request counts
+as full, and the null block belongs to no request.
 """
 
 from collections.abc import Iterator, Sequence

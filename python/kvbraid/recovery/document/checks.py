@@ -1,6 +1,6 @@
 """Whether the values of a state fit each other: the checks that no schema can make.
 
-Its law: what passes here can be decided over. Each refusal is one line that names the place, the
+Invariant: what passes here can be decided over. Each refusal is one line that names the place, the
 value and a remedy.
 """
 

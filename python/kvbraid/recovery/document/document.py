@@ -1,6 +1,6 @@
 """A recovery's state as JSON: what a scheduler dumps, and `kvbraid recover --explain` reads.
 
-Its law: `read` takes what `write` gives, and both stand for the same decision. What is read is
+Invariant: `read` takes what `write` gives, and both stand for the same decision. What is read is
 checked as a whole, so a decision over it cannot fail. Blocks may be those of several pools; here
 they have one numbering, pool after pool:
 

@@ -4,7 +4,7 @@
 block 7     | content a |        | content b |          each handing out begins another content
                  ^ read at 3     ^ handed out at 5
 ```
-Its law: each content has one number. What a block holds now has the block's own number. What it
+Invariant: each content has one number. What a block holds now has the block's own number. What it
 held before it was handed out again has a negative one, so whoever follows garbage need not know
 when it was. Nothing here reads a cache.
 """

@@ -1,6 +1,6 @@
 """Where the prompt tokens of one request came from: counted once, told with its first output.
 
-Its law: cached + external + computed = prompt tokens, and each prompt token counts by how the
+Invariant: cached + external + computed = prompt tokens, and each prompt token counts by how the
 request got it last. What it computed or loaded itself does not become a hit because it was
 preempted. What a recovery takes back counts by how it is got again. The last prompt token is
 always computed. After the report nothing changes it. Recomputed tokens are counted apart.
@@ -86,7 +86,7 @@ class PromptCounts:
         return Counts(cached, external, self.num_prompt_tokens - cached - external)
 
     def check_integrity(self) -> None:
-        """Assert the law of these counts."""
+        """Assert the invariant of these counts."""
         ends = [0, *(end for end, _ in self._parts)]
         assert ends == sorted(set(ends)), f"the ends {ends} do not ascend"
         assert ends[-1] < self.num_prompt_tokens, "the last prompt token is computed"

@@ -16,8 +16,8 @@ BEGINNING: Final = Moment()
 class OpenLoads:
     """The loads that have not ended, and those that have ended a few steps ago.
 
-    Its law: reports on a load may come until `late_steps` steps have been processed after its end.
-    Without late steps, the reports that end it are the last ones.
+    Invariant: reports on a load may come until `late_steps` steps have been processed after its
+    end. Without late steps, the reports that end it are the last ones.
     """
 
     def __init__(self, late_steps: int) -> None:

@@ -1,9 +1,9 @@
 """Who writes a shared tainted block again, and who waits until it is whole.
 
-Its law: a block with waiters always has exactly one owner, and an owner is an earlier request than
-everyone who waits for it, so no wait is circular. A waiter is released when steps of the owner
-that computed the whole block have been processed: what is only scheduled releases nobody. An owner
-that leaves hands its blocks on in the same call. Nothing here decides or touches a cache.
+Invariant: a block with waiters always has exactly one owner, and an owner is an earlier request
+than everyone who waits for it, so no wait is circular. A waiter is released when steps of the
+owner that computed the whole block have been processed: what is only scheduled releases nobody. An
+owner that leaves hands its blocks on in the same call. Nothing here decides or touches a cache.
 
 ```text
 take(plan)        owned, others wait ---- processed(owner, tokens >= whole_at) --> whole, forgotten
@@ -216,7 +216,7 @@ class Ownership:
         return tuple(sorted(self._awaited, key=lambda request: (request in self._owned, -request)))
 
     def check_integrity(self) -> None:
-        """Assert the law of this ledger."""
+        """Assert the invariant of this ledger."""
         owned: dict[int, set[BlockId]] = {}
         awaited: dict[int, set[BlockId]] = {}
         for block, entry in self._blocks.items():

@@ -1,10 +1,10 @@
 """Blocks that runs read and released while a load may still turn out bad, and runs that ended.
 
-Its law: what a run has read counts while the run lasts. A run that has ended counts until its last
-step is processed. Both count longer if a report may still come on a load that had begun by then.
-A block that is handed out again holds something else, so what was read before has a number of its
-own (`contents`). A report by place means what was read. A report by block also means what the
-block holds now. What a run computed and another one found counts like what it read: only its
+Invariant: what a run has read counts while the run lasts. A run that has ended counts until its
+last step is processed. Both count longer if a report may still come on a load that had begun by
+then. A block that is handed out again holds something else, so what was read before has a number
+of its own (`contents`). A report by place means what was read. A report by block also means what
+the block holds now. What a run computed and another one found counts like what it read: only its
 content leads from the one to the other once both have given the block back. Nothing here reads a
 cache.
 """

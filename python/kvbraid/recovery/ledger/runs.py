@@ -1,7 +1,8 @@
 """The runs of one cache that go on: what they read of hits and loads, and what they gave back.
 
-Its law: a run starts when a request gets its first blocks, and ends when it gives them back. What
-counts after that, and for how long, is the law of `released_blocks`. Tables are read here.
+Invariant: a run starts when a request gets its first blocks, and ends when it gives them back.
+What counts after that, and for how long, is the invariant of `released_blocks`. Tables are read
+here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """State kept between load reports; applies a decision to the cache and the tiers.
 
-Its law: a report is judged once all ranks have spoken of a load; a plan is applied as a whole or
+Invariant: a report is judged once all ranks have spoken of a load; a plan is applied as a whole or
 not at all; and a block that a rank may still write is held until that rank reports the end. What a
 plan means for an engine's own requests is left to the engine.
 """

@@ -1,6 +1,6 @@
 """Plays a workload: asks the server, sends to the pod that it recommends, compares with the truth.
 
-The law: a prediction counts as exact or wrong only if the server had seen the last message of
+Invariant: a prediction counts as exact or wrong only if the server had seen the last message of
 every engine before it was asked. The other predictions are early and are counted separately. The
 driver uses only the server's HTTP interface.
 """

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM for a program that has processes to end.
 
-The law: the first signal raises KeyboardInterrupt. While a process is being started this waits,
+Invariant: the first signal raises KeyboardInterrupt. While a process is being started this waits,
 because the program could not yet end that process. Later signals are ignored, so they cannot
 interrupt the ending.
 """

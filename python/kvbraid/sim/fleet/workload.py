@@ -1,6 +1,6 @@
 """A shared-prefix workload: chat sessions over a few system prompts, with turns and forks.
 
-Its law: equal shape, models and seed give equal requests. A request depends only on earlier
+Invariant: equal shape, models and seed give equal requests. A request depends only on earlier
 requests of its session, so requests must run in the order given. Nothing here knows a pod or a
 cache.
 """

@@ -1,7 +1,7 @@
 """Block hashes of a trace's prompts, without tokens: ids of prefixes, spread over 16 bytes.
 
-The law: two hashes are equal exactly if the prefixes are. An id stands for the whole prefix up to
-the end of a trace's block. Together with the number of a 16-token part of that block, it stands
+Invariant: two hashes are equal exactly if the prefixes are. An id stands for the whole prefix up
+to the end of a trace's block. Together with the number of a 16-token part of that block, it stands
 for the prefix up to the end of the part. A model's block always ends where a part ends. The number
 is spread over the bytes by multiplying it with an odd number, which never maps two numbers to the
 same result.

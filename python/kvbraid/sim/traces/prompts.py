@@ -1,6 +1,6 @@
 """People's own prompts as a trace: token ids, or text with a tokenizer of theirs.
 
-The law: a trace's id is a chained hash of the tokens and of what else separates caches (salt,
+Invariant: a trace's id is a chained hash of the tokens and of what else separates caches (salt,
 adapter), in blocks of 16 tokens. So two prompts share exactly the ids of their common beginning.
 
 One line is one request: a list of token ids, or an object with `token_ids`, or with `prompt` (a

@@ -1,6 +1,6 @@
 """Plays a trace against one engine's cache: there is no engine, no clock and no token.
 
-The law: requests come one at a time. Each looks up its prompt, computes the rest in chunks that
+Invariant: requests come one at a time. Each looks up its prompt, computes the rest in chunks that
 end where states can be kept, and gives its blocks back at the end. Outputs are neither computed
 nor kept (the trace shows them in the next prompt). Only one of the tokens after the last block
 that the trace identifies is computed. The next turn repeats these tokens, but the trace cannot

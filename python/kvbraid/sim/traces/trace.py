@@ -1,9 +1,9 @@
 """What a trace is: requests in the order in which an engine sees them, each prompt as block ids.
 
-The law: an id stands for a block of the trace *and the whole prefix that it ends*, so two prompts
-share exactly the ids of their common beginning. A trace has no tokens; it says only which prefixes
-are equal. Outputs show only in the prompts of later turns. The tokens after a prompt's last whole
-block are unknown: a later turn repeats them inside a block with another id.
+Invariant: an id stands for a block of the trace *and the whole prefix that it ends*, so two
+prompts share exactly the ids of their common beginning. A trace has no tokens; it says only which
+prefixes are equal. Outputs show only in the prompts of later turns. The tokens after a prompt's
+last whole block are unknown: a later turn repeats them inside a block with another id.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

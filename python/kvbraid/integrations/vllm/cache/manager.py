@@ -1,6 +1,6 @@
 """Our cache with the interface of vLLM's KV cache manager, as far as its schedulers use it.
 
-Its law: after each call the same blocks are held, findable and free as with vLLM's own manager,
+Invariant: after each call the same blocks are held, findable and free as with vLLM's own manager,
 and the same events are recorded in the same order. It holds no block itself: requests are numbers
 of our cache, blocks are ids, and the objects that vLLM passes around are made on demand.
 """

@@ -1,6 +1,6 @@
 """vLLM's requests in our cache: each has a number, and its tokens and hashes are kept up to date.
 
-The law: before a call names a request, `number_of` has told the cache every token and hash that
+Invariant: before a call names a request, `number_of` has told the cache every token and hash that
 vLLM's request has at that time. The hashes are those that the engine computed.
 """
 

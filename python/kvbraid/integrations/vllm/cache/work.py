@@ -1,7 +1,7 @@
 """The work of a step in three parts: vLLM asks separately for states, copies and blocks to zero.
 
-Its law: each part is handed out once, in whatever order vLLM asks. vLLM frees both ends of copies
-itself, because it may start a step before the previous one has run.
+Invariant: each part is handed out once, in whatever order vLLM asks. vLLM frees both ends of
+copies itself, because it may start a step before the previous one has run.
 """
 
 from typing import TypeVar
