@@ -167,14 +167,15 @@ test-rust: | $(CARGO) ## Run the tests of the Rust workspace
 	cargo test $(RUST_TESTS) --locked
 
 # The smallest part of `make test` that compiles, links and runs. What it makes is kept in .venv-bare.
-# Of this machine's environment only the way to the registries remains.
+# Of this machine's environment only the way to the registries remains. Nothing is optimized: what is asked
+# is whether it compiles and runs.
 NETWORK := HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR
 NETWORK += http_proxy https_proxy all_proxy no_proxy
 test-bare: ## Run tests as on a machine without Rust: an empty home, and no cargo on the PATH
 	@rm -rf .venv-bare/home && mkdir -p .venv-bare/home
 	env -i HOME=$(CURDIR)/.venv-bare/home PATH=/usr/bin:/bin \
 		$(foreach name,$(NETWORK),$(if $($(name)),$(name)='$($(name))')) \
-		CARGO_TARGET_DIR=.venv-bare/target \
+		CARGO_TARGET_DIR=.venv-bare/target CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 \
 		$(MAKE) --no-print-directory test-rust PYTHON=$$($(PYTHON) -c 'import sys; print(sys.executable)') \
 		RUST_TESTS='--package kvbraid-core --lib hash'
 	@.venv-rust/cargo/bin/cargo --version >.venv-bare/tested
