@@ -78,7 +78,6 @@ DEFINED_TWICE: Final = frozenset(
         ("crates/core/src/", "State"),
         ("python/", "Applied"),
         ("python/", "BlockPool"),
-        ("python/", "RecoveryOptions"),
         ("python/", "Request"),
         ("python/", "State"),
         ("python/", "Tables"),

@@ -15,6 +15,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "bench" / "RESULTS.md"
 
 _CACHE: Final = (
+    "crates/core/src/adaptive",
     "crates/core/src/blocks",
     "crates/core/src/cache",
     "crates/core/src/hash",

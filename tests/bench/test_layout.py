@@ -30,7 +30,7 @@ def test_the_readme_has_the_copies_of_gpt_oss() -> None:
     model = MODELS["copies_gpt_oss_20b_tp1"]
     ours, rival = (len(copies(plan)) for plan in (model.plan(), model.plan_per_layer()))
     said = f"{ours} copies instead of {rival:,}".replace(",", " ")
-    assert said in (ROOT / "README.md").read_text()
+    assert said in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_adjacent_blocks_of_a_group_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 In reading order: `version` refuses other releases; `cache` is our cache in the place of vLLM's
 manager; `recovery` is what becomes of requests whose loads fail; `options` is what operators ask
-for, `leans` what they are told; `schedulers` is what an engine starts.
+for, `policy_metrics` what they are told; `schedulers` is what an engine starts.
 """
 
 # ruff: noqa: E402 - the version is checked before anything of vLLM's inner parts is imported.
