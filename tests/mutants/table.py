@@ -423,7 +423,7 @@ OF_RECOVERY: Final = (
         ),
         (
             GHOST,
-            "tests/unit/recovery/test_quarantine.py"
+            "tests/unit/loads/test_quarantine.py"
             "::test_blocks_are_freed_when_the_last_rank_has_reported",
         ),
     ),
