@@ -90,9 +90,6 @@ class RecoveryFromFailedLoads:
         self._ownership = Ownership([g.block_size for g in self._cache.config.topology.groups])
         self._held: dict[str, list[Target]] = {}
         self._prompts: dict[str, PromptCounts] = {}
-        self._unproved: set[str] = (
-            set()
-        )  # Requests of whose loads no step has shown yet how they went.
         manager.on_start = self._started
         _log_policy(self.policy, options.policy)
 
@@ -106,8 +103,6 @@ class RecoveryFromFailedLoads:
             self._prompts[request.request_id] = counts
         counts.started(run.num_local, run.num_loaded)
         _correct(request, counts)
-        if run.num_loaded:
-            self._unproved.add(request.request_id)
 
     def arrived(self, request: Request) -> None:
         """Note that a load has ended well, and that its blocks are findable."""
@@ -149,7 +144,6 @@ class RecoveryFromFailedLoads:
                 self.counts.waste(run.num_loaded)
             self._prompts[request_id].computed(max(run.num_processed, 0))
             self._runs.end(request_id)
-            self._unproved.discard(request_id)
             self._start_heirs_over(self._ownership.leaves(run.number))
         if ends:
             self._prompts.pop(request_id, None)
@@ -179,9 +173,10 @@ class RecoveryFromFailedLoads:
     def step_ended(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the outputs of a step were used."""
         self._runs.process(num_scheduled_tokens)
-        for request_id in self._unproved.intersection(num_scheduled_tokens):
-            self._unproved.remove(request_id)
-            self.load_gate.load_succeeded()
+        for run in filter(None, map(self._runs.find, num_scheduled_tokens)):
+            if run.is_unproved:
+                run.is_unproved = False
+                self.load_gate.load_succeeded()
         if self._ownership.blocks:
             for run in self._runs.live():
                 self._ownership.processed(run.number, run.num_processed)
@@ -275,7 +270,7 @@ class RecoveryFromFailedLoads:
             request = run.request
             self._prompts[request.request_id].recovered(each.resume, max(each.recompute, 0))
             _correct(request, self._prompts[request.request_id])
-            self._unproved.discard(request.request_id)
+            run.is_unproved = False
             if each.action is Action.REWIND:
                 self._scheduler.rewind(request, each.resume, waits=bool(each.waits_for))
                 self._runs.rewind(number, run, request.num_tokens, each.resume)

@@ -26,10 +26,12 @@ _IN_FLIGHT: Final = 1 << 62
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestRun(LiveRun):
     """A run that goes on of vLLM's `request`. Its `number` in the cache is another one for each of
-    its runs; `delays_commit`: the blocks of an asynchronous load are not findable yet."""
+    its runs; `delays_commit`: the blocks of an asynchronous load are not findable yet.
+    `is_unproved`: no step has shown yet how its load went."""
 
     request: Request
     number: int
+    is_unproved: bool = False
 
     @property
     def num_computed(self) -> int:
@@ -75,7 +77,7 @@ class RequestRuns(Runs):
         self._live: dict[str, RequestRun] = {}
         self._ended: dict[int, _Ended] = {}
         self._num_loads = 0
-        self._unproved: dict[str, int] = {}  # Synchronous loads whose step was not processed.
+        self._synchronous: dict[str, int] = {}  # Loads whose step was not processed.
 
     def start(
         self,
@@ -93,6 +95,7 @@ class RequestRuns(Runs):
         self._live[request.request_id] = run = RequestRun(request=request, number=number)
         run.begin(request.num_tokens, num_local, num_loaded)
         run.delays_commit = run.is_loading = delays_commit
+        run.is_unproved = num_loaded > 0
         self.note_hit(number, run)
         if num_loaded:
             self._begin(run)
@@ -112,7 +115,7 @@ class RequestRuns(Runs):
         self._num_loads += 1
         self.note_load(run, load)
         if not load.is_async:
-            self._unproved[run.request.request_id] = load.number
+            self._synchronous[run.request.request_id] = load.number
 
     def loaded(self, run: RequestRun) -> list[Target]:
         """Return the blocks that a run's load fills, as far as its tables have them."""
@@ -160,8 +163,8 @@ class RequestRuns(Runs):
 
     def process(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the oldest step was processed; it had these tokens of requests."""
-        for request_id in self._unproved.keys() & num_scheduled_tokens.keys():
-            self.departed.loads.end(self._unproved.pop(request_id))
+        for request_id in self._synchronous.keys() & num_scheduled_tokens.keys():
+            self.departed.loads.end(self._synchronous.pop(request_id))
         for number, ended in self._ended.items():
             ended.num_in_flight_tokens -= num_scheduled_tokens.get(ended.request.request_id, 0)
             if ended.num_in_flight_tokens <= 0:
