@@ -137,7 +137,7 @@ class Simulation:
         what another request has, too."""
         ledgers = self.scheduler.ledgers
         ledgers.catch_up(self.scheduler.inspect().running)
-        before = ledgers.departed.meant().blocks
+        before = ledgers.released.meant().blocks
         return before.isdisjoint(target.block_id for target in load.targets)
 
     def _abort_somebody(self) -> None:

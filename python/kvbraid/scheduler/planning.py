@@ -107,7 +107,7 @@ class StepPlan:
     def _start(self, request: ScheduledRequest) -> bool:
         """Give a request its first blocks; return whether the next one may start, too."""
         table, number, unit = self._table, request.number, self._table.rules.alignment
-        if table.ledgers.departed.is_in_flight(number):
+        if table.ledgers.released.is_in_flight(number):
             return False  # A step in flight, or a report on it, may still change what it knows.
         match = table.cache.match(number)
         hit = match.num_tokens // unit * unit

@@ -57,7 +57,7 @@ def _recover(table: RequestTable, failures: Failures) -> RecoveryPlan:
     # Their own loads may be what has failed.
     idle = [table.run_of(waiter) for waiter in waiters if not waiter.in_flight]
     over = [run._replace(ended_tables=table.cache.blocks(run.request)) for run in idle]
-    if table.ledgers.departed.is_open:
+    if table.ledgers.released.is_open:
         over = []  # Preempted, these runs are remembered.
     for waiter in waiters:
         if waiter.number in table.running:  # A waiter that owns blocks takes its heirs along.

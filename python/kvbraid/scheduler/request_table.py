@@ -144,7 +144,7 @@ class RequestTable:
 
     def _tables(self, request: ScheduledRequest) -> Tables:
         """The tables of a request if they count when its run ends."""
-        is_kept = self.ledgers.departed.keeps(in_flight=bool(request.in_flight))
+        is_kept = self.ledgers.released.keeps(in_flight=bool(request.in_flight))
         return self.cache.blocks(request.number) if is_kept else ()
 
     def _leave(self, request: ScheduledRequest, tables: Tables) -> None:

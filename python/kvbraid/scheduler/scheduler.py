@@ -203,7 +203,7 @@ class Scheduler:
             request.outputs += new
             self._cache.extend(number, new)
             if number not in self._table.running:
-                self.ledgers.departed.told(number, request.num_tokens)
+                self.ledgers.released.told(number, request.num_tokens)
         is_computed = bool(new) or request.num_processed >= len(request.prompt)
         is_long = is_computed and request.num_tokens >= request.max_tokens
         finish = Finish.STOP if stop else Finish.LENGTH if is_long else None

@@ -371,7 +371,7 @@ class World:
         if a late report was promised."""
         fault = self.faults[number]
         own = self._targets_of_runs(fault.load)
-        is_promised = fault.load.number in self.scheduler.ledgers.departed.loads
+        is_promised = fault.load.number in self.scheduler.ledgers.released.loads
         counts = is_promised or all(target in own for target in fault.targets)
         if counts and not is_promised:
             self._set_apart(number)
@@ -406,7 +406,7 @@ class World:
     def _runs(self) -> list[Run]:
         inside = self.scheduler.inspect()
         inside.ledgers.catch_up(inside.running)
-        past = inside.ledgers.departed.past()
+        past = inside.ledgers.released.past()
         here = [inside.run_of(request) for request in inside.running.values()]
         here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in here]
         return here + past.ended

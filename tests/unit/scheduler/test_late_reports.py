@@ -63,7 +63,7 @@ def passing(engine: Engine) -> list[Target]:
 def take_all(engine: Engine) -> None:
     """Let every free block be handed out to another request and come back."""
     free = engine.cache.pool.take(engine.cache.pool.num_free)
-    engine.scheduler.ledgers.departed.hand_out(free)
+    engine.scheduler.ledgers.released.hand_out(free)
     engine.cache.pool.free(free)
 
 

@@ -20,12 +20,12 @@ from kvbraid.spec import GroupSpec
 
 class Runs:
     """The runs of one cache, by request. Reports on a load may come for `late_steps` steps after
-    its end; `departed` has what runs gave back."""
+    its end; `released` has what runs gave back."""
 
     def __init__(self, cache: CacheManager, late_steps: int) -> None:
         self._cache: Final = cache
         sizes = [group.block_size for group in self._groups]
-        self.departed: Final = ReleasedBlocks(cache.config.num_blocks, sizes, late_steps)
+        self.released: Final = ReleasedBlocks(cache.config.num_blocks, sizes, late_steps)
 
     @property
     def _groups(self) -> Sequence[GroupSpec]:
@@ -36,38 +36,38 @@ class Runs:
 
         The run has just got its first blocks.
         """
-        self.departed.start(request, run.num_local + run.num_loaded)
-        if self.departed.has_loads and not all(group.kind.is_full for group in self._groups):
+        self.released.start(request, run.num_local + run.num_loaded)
+        if self.released.has_loads and not all(group.kind.is_full for group in self._groups):
             hit = targets_of(self._groups, self._cache.blocks(request), 0, run.num_local)
-            run.since = self.departed.now
+            run.since = self.released.now
             run.passing += self._passing(hit)
             self._note_found([GivenBack(*target) for target in run.passing])
 
     def note_load(self, run: LiveRun, load: Load) -> None:
         """Note that a load begins, into the blocks that a run has just got for it."""
-        self.departed.begin(load.number)
-        self.departed.hand_out([target.block_id for target in load.targets])
-        run.load, run.is_loading, run.since = load, load.is_async, self.departed.now
+        self.released.begin(load.number)
+        self.released.hand_out([target.block_id for target in load.targets])
+        run.load, run.is_loading, run.since = load, load.is_async, self.released.now
         run.passing += self._passing(load.targets)
 
     def _passing(self, targets: Iterable[Target]) -> list[Target]:
         return [target for target in targets if not self._groups[target.group].kind.is_full]
 
     def _note_found(self, blocks: Sequence[GivenBack]) -> None:
-        if self.departed.is_open:
+        if self.released.is_open:
             infos = self._cache.pool.describe([block.block_id for block in blocks])
-            self.departed.found(blocks, [info.author for info in infos])
+            self.released.found(blocks, [info.author for info in infos])
 
     def note_copies(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Note copies that a step begins with, as (source, destination).
 
         Runs have read what their own blocks are copied from: a hit inside a block.
         """
-        if copies and self.departed.is_watching:
-            since = self.departed.now
-            self.departed.hand_out([destination for _, destination in copies])
+        if copies and self.released.is_watching:
+            since = self.released.now
+            self.released.hand_out([destination for _, destination in copies])
             for request, read in read_by_copies(self._cache.tables, copies):
-                self.departed.give_back(request, [read], since)
+                self.released.give_back(request, [read], since)
                 self._note_found([read])
 
     def follow(self, request: int, run: LiveRun) -> None:
@@ -76,22 +76,22 @@ class Runs:
             gone = run.give_back(self._cache.blocks(request))
             load = run.load
             filled = {t[:2]: load.number for t in load.targets} if gone and load else {}
-            self.departed.give_back(request, gone, run.since, filled)
+            self.released.give_back(request, gone, run.since, filled)
 
     def rewind(self, request: int, run: LiveRun, num_known: int, num_tokens: int) -> None:
         """Note that a run goes back in place."""
         run.rewind(self._groups, num_known, num_tokens)
-        self.departed.rewind(request, num_tokens)
+        self.released.rewind(request, num_tokens)
 
     def catch_up(self, running: Mapping[int, LiveRun]) -> None:
         """Number anew what all runs that go on, and those that have ended, have read."""
         for request, run in running.items():
             self.follow(request, run)
-        self.departed.catch_up()
+        self.released.catch_up()
 
     def with_past(self, runs: Iterable[Run]) -> tuple[list[Run], Past]:
         """Return runs as a decision takes them, and then those that have ended, and what the past
         adds to them; after `catch_up`."""
-        past = self.departed.past()
+        past = self.released.past()
         here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in runs]
         return [*here, *past.ended], past

@@ -109,8 +109,8 @@ class RecoveryState(Runs):
     def allocate(self, need: Need) -> bool:
         """Allocate for one request; return whether it fits."""
         done = self._cache.allocate([need])
-        if done.num_fit and self.departed.is_watching:
-            self.departed.hand_out(done.block_ids)
+        if done.num_fit and self.released.is_watching:
+            self.released.hand_out(done.block_ids)
         return bool(done.num_fit)
 
     def refuse(self, offer: Offer, now: int) -> None:
@@ -128,8 +128,8 @@ class RecoveryState(Runs):
 
     def processed(self, step: int, running: Mapping[int, LiveRun]) -> None:
         """Note that a step was processed."""
-        self.departed.processed(step)
-        if self.departed.is_long:
+        self.released.processed(step)
+        if self.released.is_long:
             self.catch_up(running)
 
     def take_work(self, *, caller_frees: bool) -> Work:
@@ -149,15 +149,15 @@ class RecoveryState(Runs):
     ) -> tuple[list[Load], Failures]:
         """Take reports, and free what was held for loads that are over; return as `settle`."""
         self._lost = set()
-        self.departed.loads.close()
+        self.released.loads.close()
         meant = Meant()
         if any(report.failures for report in reports):
             self.catch_up(running)
-            meant = self.departed.meant()
+            meant = self.released.meant()
         for report in reports:
             for number in self.transfers.note(report, meant):
                 if not self.transfers.pending(number):
-                    self.departed.loads.end(number)
+                    self.released.loads.end(number)
                 if number in self.quarantine:
                     self._cache.pool.free(self.quarantine.ended(number, report.rank))
         return self.transfers.settle(meant)
@@ -207,7 +207,7 @@ class RecoveryState(Runs):
         bad = {*plan.tainted, *plan.lost}
         gone = [(run.request, each) for run in runs for each in run.given_back]
         self._lost = {(r, each.group, each.position) for r, each in gone if each.block_id in bad}
-        self.departed.judged(plan)
+        self.released.judged(plan)
         self._tell(plan, past.former)
         self.actions.update(each.action for each in plan.requests.values())
         return Applied(plan, had)
@@ -263,7 +263,7 @@ class RecoveryState(Runs):
         """
         if run.num_loaded_tokens and run.num_computed_tokens <= run.start:
             self.num_unused_tokens += run.num_loaded_tokens
-        self.departed.end(run, tables, last_step, load.number if load else None)
+        self.released.end(run, tables, last_step, load.number if load else None)
         return sorted({*self.owners.leaves(run.request).owners.values()})
 
     def check_integrity(

@@ -140,7 +140,7 @@ class RequestRuns(Runs):
 
     def _close(self, run: RequestRun) -> None:
         if run.load is not None:
-            self.departed.loads.end(run.load.number)
+            self.released.loads.end(run.load.number)
 
     def end(self, request_id: str) -> None:
         """Note that a request is about to give its blocks back."""
@@ -149,14 +149,14 @@ class RequestRuns(Runs):
             return
         if run.is_loading:  # Nobody has read anything of it.
             self._close(run)
-            self.departed.discard(run.number)
+            self.released.discard(run.number)
             return
         self.follow(run.number, run)
         last_step = _IN_FLIGHT if run.num_in_flight > 0 else None
-        is_kept = self.departed.keeps(in_flight=last_step is not None)
+        is_kept = self.released.keeps(in_flight=last_step is not None)
         tables = self._cache.blocks(run.number) if is_kept else ()
         load = run.load.number if run.load is not None else None
-        self.departed.end(_as_run(run), tables, last_step, load)
+        self.released.end(_as_run(run), tables, last_step, load)
         if is_kept:
             in_flight = int(run.request.num_in_flight_tokens)
             self._ended[run.number] = _Ended(run.request, in_flight)
@@ -164,23 +164,23 @@ class RequestRuns(Runs):
     def process(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the oldest step was processed; it had these tokens of requests."""
         for request_id in self._synchronous.keys() & num_scheduled_tokens.keys():
-            self.departed.loads.end(self._synchronous.pop(request_id))
+            self.released.loads.end(self._synchronous.pop(request_id))
         for number, ended in self._ended.items():
             ended.num_in_flight_tokens -= num_scheduled_tokens.get(ended.request.request_id, 0)
             if ended.num_in_flight_tokens <= 0:
-                self.departed.landed(number)
+                self.released.landed(number)
         self._told()
-        self.departed.processed(-1)
-        kept = self.departed.ended_requests
+        self.released.processed(-1)
+        kept = self.released.ended_requests
         self._ended = {number: ended for number, ended in self._ended.items() if number in kept}
-        if self.departed.is_long:
+        if self.released.is_long:
             self._catch_up()
 
     def _told(self) -> None:
         """Note how many tokens requests have by their last runs, which have ended."""
         for number, ended in self._ended.items():
             if ended.is_last:
-                self.departed.told(number, ended.request.num_tokens)
+                self.released.told(number, ended.request.num_tokens)
 
     def _catch_up(self) -> None:
         self.catch_up({run.number: run for run in self._live.values()})
@@ -190,7 +190,7 @@ class RequestRuns(Runs):
     def blocks_before(self) -> frozenset[BlockId]:
         """Return the blocks of which a report may mean what they held once."""
         self._catch_up()
-        return self.departed.meant().blocks
+        return self.released.meant().blocks
 
     def past(self) -> tuple[list[Run], Past]:
         """Return all runs as the decision takes them, and what the past adds to them; a request is
@@ -203,8 +203,8 @@ class RequestRuns(Runs):
         """Forget what is known to be garbage; return the requests of whose ended runs steps in
         flight have read some."""
         bad = {*plan.tainted, *plan.lost}
-        readers = self.departed.readers(bad)
-        self.departed.judged(plan)
+        readers = self.released.readers(bad)
+        self.released.judged(plan)
         return [self._ended[n].request for n in readers if self._ended[n].num_in_flight_tokens > 0]
 
     def request_of(self, number: int) -> Request:

@@ -48,7 +48,7 @@ class TrackedCacheManager(KvbraidCacheManager):
             return None
         if self.runs.find(request.request_id) is None:
             number = self._requests.known(request.request_id)
-            self.runs.departed.hand_out(self._own_blocks(number, num_new_computed_tokens))
+            self.runs.released.hand_out(self._own_blocks(number, num_new_computed_tokens))
             run = self.runs.start(
                 request,
                 number,
@@ -57,8 +57,8 @@ class TrackedCacheManager(KvbraidCacheManager):
                 delays_commit=delay_cache_blocks,
             )
             self.on_start(run)
-        elif self.runs.departed.is_watching:
-            self.runs.departed.hand_out([block for ids in blocks.get_block_ids() for block in ids])
+        elif self.runs.released.is_watching:
+            self.runs.released.hand_out([block for ids in blocks.get_block_ids() for block in ids])
         return blocks
 
     def _copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
