@@ -177,7 +177,7 @@ BUGS: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Setting]]] = {
     ),
     "quarantine is freed with the first rank": (
         _free_the_quarantine_with_the_first_rank,
-        Setting(groups=(Group.FULL, Group.FULL), num_ranks=2),
+        Setting(groups=(Group.FULL, Group.FULL), num_ranks=2, num_troubles=1),
     ),
     "an owner leaves and nobody inherits": (
         _lose_what_an_owner_leaves,
@@ -185,7 +185,7 @@ BUGS: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Setting]]] = {
     ),
     "what a rank may still write is not held": (
         _hold_nothing,
-        Setting(groups=(Group.FULL, Group.STATE)),
+        Setting(groups=(Group.FULL, Group.STATE), num_troubles=1),
     ),
 }
 

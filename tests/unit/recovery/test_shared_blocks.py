@@ -96,13 +96,3 @@ def test_if_the_first_is_aborted_the_second_inherits_and_finds_no_garbage(shared
     assert not shared.owners.leaves(shared.second)
     assert shared.cache.match(shared.second).num_tokens == 4
     assert shared.cache.match(shared.cache.add(TOKENS)).num_tokens == 4
-
-
-def test_if_both_are_preempted_nobody_finds_garbage(shared: Shared) -> None:
-    for request in shared.owners.waiters():
-        shared.cache.preempt([request])
-        assert not shared.owners.leaves(request)
-    shared.cache.preempt([shared.first])
-    assert not shared.owners.leaves(shared.first)
-    assert shared.owners.blocks == frozenset()
-    assert shared.cache.match(shared.first).num_tokens == 4

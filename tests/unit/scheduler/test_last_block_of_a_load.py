@@ -41,32 +41,6 @@ def test_the_request_goes_on(policy: Policy) -> None:
     assert [len(output.tokens) for output in engine.said[load.request]] == [1, 1]
 
 
-def test_nothing_is_computed_into_a_block_that_a_rank_may_still_write() -> None:
-    engine = Engine(full(4), answer=lambda query: whole(query) if late else None)
-    late = False
-    first = engine.add(range(8), 9)
-    while not engine.said[first]:
-        engine.schedule()
-        engine.update()
-    late = True
-    request = engine.add(range(9))
-    step = engine.schedule()
-    assert step is not None
-    (load,) = step.loads
-    assert len(load.targets) == 1
-
-    engine.report([LoadReport(rank=0, given_up=[load.number])])
-    engine.update()
-    engine.schedule()
-
-    assert engine.cache.pool.num_held == 1
-    assert load.targets[0].block_id not in engine.cache.blocks(request)[0]
-    engine.update()
-    engine.report(engine.ended([load.number]))
-    engine.run()
-    assert [len(output.tokens) for output in engine.said[request]] == [1, 1]
-
-
 def test_a_last_block_that_failed_is_not_findable_even_if_it_is_whole() -> None:
     engine = Engine(full(1), answer=whole)
     engine.add(range(9))

@@ -102,37 +102,6 @@ def test_what_was_announced_of_a_load_that_failed_is_retracted() -> None:
     assert engine.said[request][-1].num_recomputed == 28
 
 
-def test_a_partly_failed_load_goes_on_after_what_arrived_and_no_token_is_emitted() -> None:
-    engine = Engine(full(4), answer=offers(40, is_async=False), max_steps_in_flight=2)
-    request = engine.add(PROMPT, 3)
-    engine.schedule()
-    engine.schedule()  # A second step computes on what did not arrive.
-    reports = [LoadReport(rank=0, ended=[0], failures=fails(request, 5))]
-    assert engine.update(reports) == []
-    assert engine.update() == []
-    assert engine.scheduler.ledgers.actions == {Action.REWIND: 1}
-    step = engine.schedule()
-    assert step is not None
-    assert step.scheduled[0].start == 20
-    engine.update()
-    engine.run()
-    assert len(engine.tokens(request)) == 3
-
-
-def test_blocks_of_an_aborted_load_are_not_reused_before_every_rank_has_ended_it() -> None:
-    engine = Engine(full(4), answer=offers(40, is_async=True), num_ranks=2)
-    request = engine.add(PROMPT)
-    engine.schedule()
-    engine.update([])
-    engine.abort(request)
-    assert engine.cache.pool.num_held == 10
-    engine.report([LoadReport(rank=0, ended=[0])])
-    assert engine.cache.pool.num_held == 10
-    engine.report([LoadReport(rank=1, ended=[0])])
-    assert engine.cache.pool.num_held == 0
-    assert engine.said[request][-1].finish is Finish.ABORTED
-
-
 def test_a_load_that_a_rank_gave_up_starts_over_elsewhere_while_its_blocks_are_held() -> None:
     engine = Engine(full(4), answer=offers(40, is_async=True), num_ranks=2)
     request = engine.add(PROMPT)

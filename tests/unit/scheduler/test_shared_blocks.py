@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from kvbraid.loads import Failures
 from kvbraid.scheduler import Finish, LoadReport, Offer, Query
 
@@ -51,36 +50,6 @@ def test_who_waits_goes_on_when_the_owners_step_is_processed_not_when_it_is_sche
     assert len(engine.tokens(owner)) == len(engine.tokens(waiter)) == 4
     assert engine.said[waiter][0].prompt == (40, 0, 1)
     assert engine.said[owner][0].prompt == (0, 36, 5)
-
-
-def test_who_was_preempted_after_it_had_read_garbage_hands_nothing_out() -> None:
-    engine = Engine(full(4), answer=offer, findable="scheduled", max_steps_in_flight=2)
-    loads, reads = engine.add([*STEM, 77], 4), engine.add([*STEM, 88], 4)
-    engine.schedule()
-    engine.schedule()
-    engine.scheduler.inspect().preempt(engine.scheduler.inspect().requests[reads])
-    failures = Failures(places={loads: {0: [9]}})
-    assert engine.update([LoadReport(rank=0, ended=[0], failures=failures)]) == []
-    assert engine.update() == []
-    engine.run()
-    assert len(engine.tokens(reads)) == 4
-
-
-@pytest.mark.parametrize("how", ["abort", "preempt"])
-def test_if_the_owner_leaves_nobody_reads_what_it_has_not_written(how: str) -> None:
-    engine, owner, waiter = engine_with_waiter(3, 4)
-    held = engine.cache.blocks(owner)[0][3:5]
-    assert scheduled(engine) == [(owner, 12, 8)]
-    if how == "abort":
-        engine.abort(owner)
-    else:
-        engine.scheduler.inspect().preempt(engine.scheduler.inspect().requests[owner])
-        engine.check()
-    assert not any(engine.cache.tables.requests_of(held).of(block) for block in held)
-    engine.update()
-    engine.run()
-    assert engine.said[waiter][-1].finish is Finish.LENGTH
-    assert len(engine.tokens(waiter)) == 4
 
 
 def test_who_waits_gives_its_blocks_back_before_somebody_who_runs_does() -> None:
