@@ -9,7 +9,8 @@ The thresholds were written down before the first run:
 * what stays loses at most 1 point against the best policy of the reference engine in every cell.
 
 `value` always evicts what saves least, with learned lengths; `adapts` also has simulated caches.
-Learned lengths have no switch: to leave them out, let `Overlaps::note` return at once.
+Learned lengths have no switch: to leave them out, let `Overlaps::note` return at once. They stay
+because of cells with the smallest pool (`retention.md`, "What learned lengths add").
 """
 
 import sys

@@ -8,7 +8,7 @@ from kvbraid.cache import Dense, Retention
 
 from bench.harness.measure import Figures
 from bench.harness.row import line
-from bench.retention.bench_cells import ROWS, Play, rates, row
+from bench.retention.bench_cells import NUM_REQUESTS, ROWS, Play, rates, row
 from bench.retention.play import MODELS, OURS, Engine, hit_rate
 from bench.retention.table import lines, summary
 from bench.retention.workloads import (
@@ -74,6 +74,14 @@ def test_a_row_says_how_far_ours_is_from_the_best_and_the_table_shows_it() -> No
     assert any("chat_gptoss_300" in text for text in lines([shown]))
     assert next(summary([shown])).startswith("1 cells")
     rates.cache_clear()
+
+
+def test_learned_lengths_prevent_a_loss_where_windows_do_not_fit() -> None:
+    """Without them the rate is 4 points below the best of the engine's policies."""
+    model = MODELS["gptoss"]
+    played = asks(WORKLOADS["short_long"], "s2short_long", NUM_REQUESTS)
+    rivals = [hit_rate(model, 600, rival, played) for rival in model.rivals.values()]
+    assert hit_rate(model, 600, OURS, played) > max(rivals)
 
 
 def played_by(policy: Retention, workload: str, seed: str, pool: int) -> tuple[float, int]:

@@ -371,7 +371,7 @@ class World:
         if a late report was promised."""
         fault = self.faults[number]
         own = self._targets_of_runs(fault.load)
-        is_promised = fault.load.number in self.scheduler.ledgers.released.loads
+        is_promised = self._may_be_reported(fault.load)
         counts = is_promised or all(target in own for target in fault.targets)
         if counts and not is_promised:
             self._set_apart(number)
@@ -411,10 +411,19 @@ class World:
         here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in here]
         return here + past.ended
 
+    def _may_be_reported(self, load: Load) -> bool:
+        """Without late steps, the report that ends a load is the last one on it."""
+        ledgers = self.scheduler.ledgers
+        may_come = bool(self.setting.late_steps or ledgers.transfers.pending(load.number))
+        return may_come and load.number in ledgers.released.loads
+
     def _targets_of_runs(self, load: Load) -> set[tuple[int, int, int]]:
         """What the runs of a load's request hold, or have read of it and given back."""
         inside = self.scheduler.inspect()
         runs = [run for run in self._runs() if run.request == load.request]
+        is_in_flight = inside.ledgers.released.is_in_flight(load.request)
+        if not is_in_flight and not self._may_be_reported(load):
+            runs = [run for run in runs if not run.has_ended]
         request = inside.running.get(load.request)
         if request is not None and (request.load is None or request.load.number != load.number):
             runs = [run for run in runs if run.has_ended]
