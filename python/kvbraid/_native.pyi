@@ -131,8 +131,8 @@ class FleetCore:
 
 def find_token_ids(body: bytes) -> tuple[bytes, int, int] | None: ...
 
-# request, first tainted token, handed out, resume, in place, owned blocks, index of what is waited
-# for, busy blocks, refusals
+# request, first tainted token, handed out, resume, in place, owned blocks, blocks waited for with
+# their owners, busy blocks, refusals
 _VerdictTuple: TypeAlias = tuple[
     int,
     int | None,
@@ -140,15 +140,12 @@ _VerdictTuple: TypeAlias = tuple[
     int,
     bool,
     tuple[BlockId, ...],
-    int,
+    dict[BlockId, int],
     tuple[BlockId, ...],
     tuple[tuple[int, int, int, BlockId, str], ...],
 ]
-# tainted blocks, verdicts, blocks waited for and their owners (the first of them none), counts of
-# what was ignored, who was told garbage
-_AssessmentTuple: TypeAlias = tuple[
-    bytes, list[_VerdictTuple], list[tuple[bytes, bytes]], list[int], list[int]
-]
+# tainted blocks, verdicts, counts of what was ignored, who was told garbage
+_AssessmentTuple: TypeAlias = tuple[bytes, list[_VerdictTuple], list[int], list[int]]
 
 def assess_snapshot(
     snapshot: Snapshot,

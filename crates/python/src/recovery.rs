@@ -4,12 +4,12 @@
 use kvbraid_core::blocks::BlockId;
 use kvbraid_core::recovery::{
     self, Assessment, AssessmentInput, FailedPlace, Failures, GivenBack, IgnoredCounts, Refusal,
-    Run, RunTables, Snapshot, State, Verdict, Waits, Why,
+    Run, RunTables, Snapshot, State, Verdict, Why,
 };
 use kvbraid_core::spec::EngineDialect;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::{PyMapping, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict, PyMapping, PyTuple};
 
 use crate::errors::to_python;
 use crate::native_bytes::{Column, native_bytes};
@@ -282,7 +282,7 @@ pub(crate) fn refusals(refused: Vec<Refusal>) -> Vec<RefusalTuple> {
 }
 
 /// The request, its first tainted token, whether garbage was handed out, the boundary, whether it
-/// goes back in place, what it owns, the index of what it waits for, its busy blocks, and the
+/// goes back in place, what it owns, what it waits for with the owners, its busy blocks, and the
 /// refusals.
 type VerdictTuple<'py> = (
     u64,
@@ -291,26 +291,19 @@ type VerdictTuple<'py> = (
     u32,
     bool,
     Bound<'py, PyTuple>,
-    usize,
+    Bound<'py, PyDict>,
     Bound<'py, PyTuple>,
     Bound<'py, PyTuple>,
 );
 
-/// Blocks and their owners, as buffers of native integers of 32 and of 64 bits.
-type WaitsTuple<'py> = (Column<'py>, Column<'py>);
+/// The tainted blocks, as a buffer of native integers of 32 bits; the verdicts; how many parts of the
+/// report did not count, by reason; and who was told garbage by a run that has ended.
+pub(crate) type AssessmentTuple<'py> =
+    (Column<'py>, Vec<VerdictTuple<'py>>, IgnoredCounts, Vec<u64>);
 
-/// The tainted blocks, as a buffer of native integers of 32 bits; the verdicts; what they wait for,
-/// the first of them nothing; how many parts of the report did not count, by reason; and who was
-/// told garbage by a run that has ended.
-pub(crate) type AssessmentTuple<'py> = (
-    Column<'py>,
-    Vec<VerdictTuple<'py>>,
-    Vec<WaitsTuple<'py>>,
-    IgnoredCounts,
-    Vec<u64>,
-);
-
-fn verdict(py: Python<'_>, verdict: Verdict, waits: usize) -> PyResult<VerdictTuple<'_>> {
+fn verdict(py: Python<'_>, verdict: Verdict) -> PyResult<VerdictTuple<'_>> {
+    let waits_for = verdict.waits_for.iter();
+    let waits_for = waits_for.map(|(block, owner)| (block.0, *owner));
     // Most have no blocks: then all of them share one empty tuple.
     let numbers = |blocks: Vec<BlockId>| PyTuple::new(py, blocks.into_iter().map(|block| block.0));
     Ok((
@@ -320,39 +313,20 @@ fn verdict(py: Python<'_>, verdict: Verdict, waits: usize) -> PyResult<VerdictTu
         verdict.resume,
         verdict.in_place,
         numbers(verdict.owner_of)?,
-        waits,
+        waits_for.into_py_dict(py)?,
         numbers(verdict.busy)?,
         PyTuple::new(py, refusals(verdict.refused))?,
     ))
 }
 
-fn columns<'py>(py: Python<'py>, waits: &Waits) -> PyResult<WaitsTuple<'py>> {
-    let blocks = waits.iter().map(|(block, _)| block.0.to_ne_bytes());
-    let owners = waits.iter().map(|(_, owner)| owner.to_ne_bytes());
-    Ok((native_bytes(py, blocks)?, native_bytes(py, owners)?))
-}
-
 pub(crate) fn assessment(py: Python<'_>, found: Assessment) -> PyResult<AssessmentTuple<'_>> {
     let tainted = found.tainted.iter().map(|block| block.0.to_ne_bytes());
-    let mut waits = vec![Waits::default()];
-    let mut verdicts = Vec::with_capacity(found.verdicts.len());
-    for mut each in found.verdicts {
-        let own = std::mem::take(&mut each.waits_for);
-        let index = if own.is_empty() { 0 } else { waits.len() - 1 };
-        // Runs that share what they hit often wait for the same.
-        let index = if own == waits[index] {
-            index
-        } else {
-            waits.push(own);
-            waits.len() - 1
-        };
-        verdicts.push(verdict(py, each, index)?);
-    }
-    let waits = waits.iter().map(|waits| columns(py, waits));
+    let verdicts = found.verdicts.into_iter();
     Ok((
         native_bytes(py, tainted)?,
-        verdicts,
-        waits.collect::<PyResult<_>>()?,
+        verdicts
+            .map(|each| verdict(py, each))
+            .collect::<PyResult<_>>()?,
         found.ignored,
         found.told,
     ))

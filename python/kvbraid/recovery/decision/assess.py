@@ -10,10 +10,8 @@ A thin face of the native core, which reads the tables of a live cache where the
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import starmap
-from types import MappingProxyType
-from typing import Final, TypeAlias, cast
+from collections.abc import Collection, Sequence
+from typing import TypeAlias, cast
 
 from kvbraid._native import assess_snapshot
 from kvbraid.cache import CacheManager
@@ -25,7 +23,7 @@ from kvbraid.recovery.decision.assessment import Assessment, Ignored, Verdict
 from kvbraid.recovery.decision.run import Run
 from kvbraid.recovery.decision.snapshot import Snapshot
 
-# The fields of a verdict in their order. What it waits for is an index.
+# The fields of a verdict in their order.
 _VerdictTuple: TypeAlias = tuple[
     int,
     int | None,
@@ -33,48 +31,10 @@ _VerdictTuple: TypeAlias = tuple[
     int,
     bool,
     tuple[BlockId, ...],
-    int,
+    dict[BlockId, int],
     tuple[BlockId, ...],
     tuple[tuple[int, int, int, BlockId, str], ...],
 ]
-
-
-_NOBODY: Final[Mapping[BlockId, int]] = MappingProxyType({})
-
-
-class Waits(Mapping[BlockId, int]):
-    """Blocks with the requests that own them, at least one, unpacked when one is asked for.
-
-    Hundreds of runs may wait for hundreds of blocks each. Those that wait for the same share them.
-    The buffers have native integers: blocks of 32 bits, owners of 64.
-    """
-
-    def __init__(self, blocks: bytes, owners: bytes) -> None:
-        self._columns: tuple[bytes, bytes] | None = (blocks, owners)
-        self._owners: dict[BlockId, int] = {}
-
-    def _unpacked(self) -> dict[BlockId, int]:
-        if self._columns is not None:
-            blocks, owners = self._columns
-            keys = cast("list[BlockId]", memoryview(blocks).cast("I").tolist())
-            self._owners = dict(zip(keys, memoryview(owners).cast("Q").tolist(), strict=True))
-            self._columns = None
-        return self._owners
-
-    def __getitem__(self, block_id: BlockId) -> int:
-        return self._unpacked()[block_id]
-
-    def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._unpacked())
-
-    def __len__(self) -> int:
-        return len(self._unpacked())
-
-    def __bool__(self) -> bool:
-        return True  # Whether there is any need not be unpacked.
-
-    def __repr__(self) -> str:
-        return repr(self._unpacked())
 
 
 def assess(
@@ -114,16 +74,15 @@ def assess(
         for run in runs:
             _check(run)
         raise
-    garbage, verdicts, columns, ignored, told = answer
+    garbage, verdicts, ignored, told = answer
     tainted = cast("list[BlockId]", memoryview(garbage).cast("I").tolist())
     num_lost = len(tainted) - bisect_left(tainted, _num_blocks(source))
-    waits = [_NOBODY, *starmap(Waits, columns[1:])]
     counts = zip(Ignored, ignored, strict=True)
     return Assessment(
         tainted=tuple(tainted[:-num_lost] if num_lost else tainted),
         lost=tuple(tainted[-num_lost:] if num_lost else ()),
         told=tuple(told),
-        verdicts=tuple([_verdict(row, waits) for row in verdicts]),
+        verdicts=tuple([_verdict(row) for row in verdicts]),
         ignored={why: count for why, count in counts if count},
     )
 
@@ -132,10 +91,9 @@ def _num_blocks(source: CacheManager | Snapshot) -> int:
     return source.num_blocks if isinstance(source, Snapshot) else source.config.num_blocks
 
 
-def _verdict(row: _VerdictTuple, all_waits: Sequence[Mapping[BlockId, int]]) -> Verdict:
-    request, first, handed_out, resume, in_place, owner_of, waits, busy, told = row
+def _verdict(row: _VerdictTuple) -> Verdict:
+    request, first, handed_out, resume, in_place, owner_of, waits_for, busy, told = row
     refused = tuple([Refusal(*each[:4], Why(each[4])) for each in told]) if told else ()
-    waits_for = all_waits[waits]
     return Verdict(
         request, first, handed_out, resume, in_place, owner_of, waits_for, busy, refused
     )
