@@ -10,9 +10,9 @@
 //! Only the third step may read whole tables, once; the others look at what it found. Taint that
 //! reaches a block which other tables may have costs a second pass.
 
-use super::find::find;
 use super::former::WithFormer;
 use super::held::hold;
+use super::hits::find;
 use super::owners::{Verdict, VerdictSearch};
 use super::reported::{IgnoredCounts, ReportFilter};
 use super::run::{Failures, Run, Tables};
@@ -65,7 +65,7 @@ pub fn assess(tables: &impl Tables, runs: &[Run], input: &AssessmentInput) -> Re
     let reported = filter.blocks(&input.failures);
     let mut wanted = taint.blocks.clone();
     reported.want(&mut wanted);
-    let mut hits = find(tables, &all, &wanted);
+    let mut hits = find(&all, &wanted, tables.topology().groups.len());
     ReportFilter::new(tables, &all, &mut taint, &mut ignored).fail_blocks(reported, &hits);
     taint.spread(tables, &all, &mut hits, &wanted);
     let busy = BlockSet::new(num_blocks, &input.busy);

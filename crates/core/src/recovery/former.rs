@@ -6,7 +6,7 @@
 //! garbage has to know of time: one number is one content.
 
 use super::resume_point::OwnTables;
-use super::run::{Clue, Gap, Tables};
+use super::run::{Gap, Tables};
 use crate::blocks::BlockId;
 use crate::error::Result;
 use crate::spec::Topology;
@@ -47,21 +47,6 @@ impl<T: Tables> Tables for WithFormer<'_, T> {
 
     fn may_be_shared(&self, block: BlockId) -> bool {
         !self.is_former(block) && self.tables.may_be_shared(block)
-    }
-
-    fn clue(&self, block: BlockId) -> Option<Clue> {
-        // It is in no table of a run that goes on, so none has to be read for it.
-        let nowhere = Clue {
-            request: u64::MAX,
-            group: 0,
-            position: 0,
-            num_refs: 0,
-        };
-        if self.is_former(block) {
-            Some(nowhere)
-        } else {
-            self.tables.clue(block)
-        }
     }
 
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>) {

@@ -106,12 +106,6 @@ impl Hits {
         })
     }
 
-    /// The number of entries of all tables.
-    pub(super) fn num_found(&self) -> usize {
-        let parts = self.tables.iter().flat_map(TableHits::parts);
-        parts.map(|part| part.len()).sum()
-    }
-
     /// Leaves out all other blocks.
     pub(super) fn retain(&mut self, blocks: &BlockSet) {
         let mut ends = vec![0];
@@ -183,19 +177,15 @@ impl Hits {
     }
 }
 
-/// Finds every entry that is one of these blocks in the tables of runs that go on. `reach` has for
-/// each group how many positions are read.
-pub(super) fn scan(all: &[Held<'_>], wanted: &BlockSet, reach: &[u32]) -> Hits {
-    let mut hits = Hits::new(all.len(), reach.len());
+/// Finds every entry that is one of these blocks.
+pub(super) fn find(all: &[Held<'_>], wanted: &BlockSet, num_groups: usize) -> Hits {
+    let mut hits = Hits::new(all.len(), num_groups);
     for (run, held) in all.iter().enumerate() {
-        for (group, &reach) in reach.iter().enumerate() {
+        for group in 0..num_groups {
             let start = hits.entries.len();
-            let (null, blocks) = part(held, group, reach);
+            let (null, blocks) = part(held, group);
             // Requests with a common prefix often follow each other.
-            let common = match run
-                .checked_sub(1)
-                .map(|other| part(&all[other], group, reach))
-            {
+            let common = match run.checked_sub(1).map(|other| part(&all[other], group)) {
                 Some((other_null, other)) if other_null == null => common_prefix(other, blocks),
                 _ => 0,
             };
@@ -216,17 +206,9 @@ pub(super) fn scan(all: &[Held<'_>], wanted: &BlockSet, reach: &[u32]) -> Hits {
 }
 
 /// The blocks of a table that are read, and how many null blocks come before them.
-fn part<'a>(held: &Held<'a>, group: usize, reach: u32) -> (u32, &'a [BlockId]) {
+fn part<'a>(held: &Held<'a>, group: usize) -> (u32, &'a [BlockId]) {
     let table = &held.own.groups[group];
-    let blocks = if held.has_ended() {
-        &[]
-    } else {
-        table.from(table.num_null)
-    };
-    let length = blocks
-        .len()
-        .min(reach.saturating_sub(table.num_null) as usize);
-    (table.num_null, &blocks[..length])
+    (table.num_null, table.from(table.num_null))
 }
 
 /// How many entries two tables have in common at their beginning, rounded down.
@@ -370,10 +352,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_scan_finds_every_entry_within_its_reach_and_entries_go_and_come(
+        fn every_entry_is_found_and_entries_go_and_come(
             tables in tables(),
             wanted in prop::collection::vec(800..1400u32, 0..60),
-            reach in prop_oneof![Just(u32::MAX), 0..400u32],
         ) {
             let wanted: Vec<BlockId> = wanted.into_iter().map(BlockId).collect();
             let run = Run::default();
@@ -384,17 +365,16 @@ mod tests {
                 };
                 Held { run: &run, own, whole_from: SmallVec::from_elem(*num_null, 1) }
             }).collect();
-            let mut hits = scan(&all, &BlockSet::new(2000, &wanted), &[reach]);
+            let mut hits = find(&all, &BlockSet::new(2000, &wanted), 1);
             let mut expected = Vec::new();
             for (run, (_, blocks)) in (0..).zip(&tables) {
-                let entries = (0u32..reach).zip(blocks).filter(|(_, block)| wanted.contains(block));
+                let entries = (0u32..).zip(blocks).filter(|(_, block)| wanted.contains(block));
                 expected.extend(entries.map(|(position, &block)| (run, position, block)));
             }
             let found = |hits: &Hits| -> Vec<_> {
                 let hits = (0..all.len()).flat_map(|run| hits.of(run));
                 hits.map(|hit| (hit.run, hit.position, hit.block)).collect()
             };
-            prop_assert_eq!(hits.num_found(), expected.len());
             prop_assert_eq!(found(&hits), expected.clone());
             let others = |hit: &Hit| hit.block.0 % 2 == 1;
             let others: Vec<Hit> = (0..all.len()).flat_map(|run| hits.of(run)).filter(others).collect();

@@ -3,13 +3,12 @@
 //!
 //! `resume_point` applies the rule to the tables of one request: presence is what its tables hold,
 //! less what is bad. `run` has the input of an assessment. [`assess`] puts the runs side by side
-//! (`held`), with what blocks held before (`former`), finds what was reported in their tables (`find`, `hits`), sees which parts of a report
-//! count (`reported`), follows garbage from run to run (`taint`), and says where each run resumes
-//! and who writes shared blocks again (`owners`). [`Snapshot`] has the tables when there is no live
-//! cache.
+//! (`held`), with what blocks held before (`former`), finds what was reported in their tables
+//! (`hits`), sees which parts of a report count (`reported`), follows garbage from run to run
+//! (`taint`), and says where each run resumes and who writes shared blocks again (`owners`).
+//! [`Snapshot`] has the tables when there is no live cache.
 
 mod assess;
-mod find;
 mod former;
 mod held;
 mod hits;
@@ -24,7 +23,7 @@ pub use assess::{Assessment, AssessmentInput, assess};
 pub use owners::{Verdict, Waits};
 pub use reported::{Ignored, IgnoredCounts};
 pub use resume_point::{OwnTable, OwnTables, Refusal, ResumePoint, Search, State, Why};
-pub use run::{Clue, FailedPlace, Failures, Gap, GivenBack, Run, Tables};
+pub use run::{FailedPlace, Failures, Gap, GivenBack, Run, Tables};
 pub use snapshot::{RunTables, Snapshot};
 
 #[cfg(test)]

@@ -107,20 +107,6 @@ pub struct Failures {
     pub contents: Vec<(BlockId, u32)>,
 }
 
-/// Where a block stands if the request that registered it still has it, and if no other table has it
-/// anywhere else.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clue {
-    /// The request that registered it.
-    pub request: u64,
-    /// The group.
-    pub group: u16,
-    /// The position in the group's table.
-    pub position: u32,
-    /// How often the block is held, by tables of runs that go on or by anybody else.
-    pub num_refs: u32,
-}
-
 /// The tables of the runs that go on, whoever keeps them.
 pub trait Tables {
     /// The groups.
@@ -142,9 +128,6 @@ pub trait Tables {
 
     /// Whether two tables may have the block.
     fn may_be_shared(&self, block: BlockId) -> bool;
-
-    /// Where a block should stand, if that is known without reading tables.
-    fn clue(&self, block: BlockId) -> Option<Clue>;
 
     /// Appends what a request has written or read in a gap and what is still findable: positions and
     /// blocks. The request may have ended.

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::held::check_tables;
 use super::resume_point::{OwnTable, OwnTables, State};
-use super::run::{Clue, Gap, Tables};
+use super::run::{Gap, Tables};
 use crate::blocks::{BlockId, NULL_BLOCK};
 use crate::error::{Error, Result};
 use crate::spec::Topology;
@@ -71,10 +71,6 @@ impl Tables for Snapshot {
 
     fn may_be_shared(&self, _: BlockId) -> bool {
         true
-    }
-
-    fn clue(&self, _: BlockId) -> Option<Clue> {
-        None
     }
 
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>) {

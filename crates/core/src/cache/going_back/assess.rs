@@ -7,8 +7,7 @@ use crate::cache::core::Core;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
 use crate::error::Result;
-use crate::recovery::{Clue, Gap, OwnTables, Tables};
-
+use crate::recovery::{Gap, OwnTables, Tables};
 use crate::spec::Topology;
 
 impl Tables for Cache {
@@ -26,18 +25,6 @@ impl Tables for Cache {
 
     fn may_be_shared(&self, block: BlockId) -> bool {
         self.core.pool.refs(block) > 1
-    }
-
-    fn clue(&self, block: BlockId) -> Option<Clue> {
-        let pool = &self.core.pool;
-        let group = pool.key(block)?.group;
-        let size = self.core.groups[usize::from(group)].block;
-        Some(Clue {
-            request: pool.author(block).request()?.into(),
-            group,
-            position: position_of(pool.num_tokens(block), size),
-            num_refs: pool.refs(block),
-        })
     }
 
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>) {
