@@ -3,12 +3,11 @@
 //! ```text
 //! run   group    position  0   1   2   3   4   5
 //!  0      0                7   8   9  10  11            one scan for the blocks 9 and 30 finds
-//!  0      1                .   .  30  31  32            9 in (0, 0), 30 in (0, 1), and that (1, 0)
-//!  1      0                7   8   9  20                begins as (0, 0) does, with that 9;
-//!  1      1                .   .   .  41                and that (1, 1) has all blocks from 3 on
+//!  0      1                .   .  30  31  32            9 in (0, 0) and (1, 0), 30 in (0, 1)
+//!  1      0                7   8   9  20
+//!  1      1                .   .   .  41
 //! ```
-//! Tables are read once, whatever the number of blocks. What they have in common at their beginning is
-//! stored once, and can be judged once.
+//! Tables are read once, whatever the number of blocks.
 
 use std::ops::Range;
 
@@ -16,7 +15,7 @@ use super::held::Held;
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK, count};
 
 /// One entry of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hit {
     /// The index of the run.
     pub run: u32,
@@ -32,44 +31,18 @@ pub(super) struct Entry {
     pub block: BlockId,
 }
 
-/// The entries of one table: ranges of all entries, each in the order of positions.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct TableHits {
-    /// What the table of an earlier run begins with, too.
-    pub shared: Range<usize>,
-    /// What comes after that.
-    pub own: Range<usize>,
-}
-
-impl TableHits {
-    pub(super) fn is_empty(&self) -> bool {
-        self.shared.is_empty() && self.own.is_empty()
-    }
-
-    /// Both parts, in the order of positions.
-    pub(super) fn parts(&self) -> [Range<usize>; 2] {
-        [self.shared.clone(), self.own.clone()]
-    }
-}
+/// The entries of one table, in the order of positions.
+pub(super) type TableHits = Vec<Entry>;
 
 /// Where some blocks stand in all tables.
 #[derive(Debug)]
 pub(super) struct Hits {
-    pub entries: Vec<Entry>,
     /// One for each run and group.
     tables: Vec<TableHits>,
     num_groups: usize,
 }
 
 impl Hits {
-    fn new(num_runs: usize, num_groups: usize) -> Self {
-        Self {
-            entries: Vec::new(),
-            tables: Vec::with_capacity(num_runs * num_groups),
-            num_groups,
-        }
-    }
-
     /// The tables of a run, one for each group.
     pub(super) fn tables(&self, run: usize) -> &[TableHits] {
         &self.tables[run * self.num_groups..(run + 1) * self.num_groups]
@@ -79,11 +52,7 @@ impl Hits {
     pub(super) fn of(&self, run: usize) -> impl Iterator<Item = Hit> {
         let tables = (0u16..).zip(self.tables(run));
         tables.flat_map(move |(group, table)| {
-            let entries = table
-                .parts()
-                .into_iter()
-                .flat_map(|part| &self.entries[part]);
-            entries.map(move |&Entry { position, block }| Hit {
+            table.iter().map(move |&Entry { position, block }| Hit {
                 run: count(run),
                 group,
                 position,
@@ -92,138 +61,49 @@ impl Hits {
         })
     }
 
-    /// The entries of one table at some positions.
-    pub(super) fn within(
-        &self,
-        table: &TableHits,
-        positions: &Range<u32>,
-    ) -> impl Iterator<Item = Entry> {
-        table.parts().into_iter().flat_map(|part| {
-            let entries = &self.entries[part];
-            let start = entries.partition_point(|entry| entry.position < positions.start);
-            let end = entries.partition_point(|entry| entry.position < positions.end);
-            entries.get(start..end).unwrap_or(&[]).iter().copied()
-        })
-    }
-
     /// Leaves out all other blocks.
     pub(super) fn retain(&mut self, blocks: &BlockSet) {
-        let mut ends = vec![0];
-        let mut kept = Vec::new();
-        for &entry in &self.entries {
-            kept.extend(blocks.has(entry.block).then_some(entry));
-            ends.push(kept.len());
-        }
-        self.entries = kept;
         for table in &mut self.tables {
-            for part in [&mut table.shared, &mut table.own] {
-                *part = ends[part.start]..ends[part.end];
-            }
+            table.retain(|entry| blocks.has(entry.block));
         }
     }
 
-    /// Adds entries of other blocks. What a table shares stays so if all of its new ones are after it.
-    pub(super) fn add(&mut self, mut more: Vec<Hit>) {
-        more.sort_unstable();
-        for of_table in more.chunk_by(|a, b| (a.run, a.group) == (b.run, b.group)) {
-            let (run, group) = (of_table[0].run as usize, usize::from(of_table[0].group));
-            let table = &mut self.tables[run * self.num_groups + group];
-            let [shared, own] = table.parts();
-            let start = self.entries.len();
-            let last = self.entries[shared.clone()].last();
-            if last.is_some_and(|last| of_table[0].position < last.position) {
-                table.shared = 0..0;
-                self.entries.extend_from_within(shared);
-            }
-            self.entries.extend_from_within(own);
-            let entry = |hit: &Hit| Entry {
+    /// Adds entries of other blocks.
+    pub(super) fn add(&mut self, more: &[Hit]) {
+        for hit in more {
+            let table = &mut self.tables[hit.run as usize * self.num_groups..][hit.group as usize];
+            table.push(Entry {
                 position: hit.position,
                 block: hit.block,
-            };
-            self.entries.extend(of_table.iter().map(entry));
-            self.entries[start..].sort_unstable_by_key(|entry| entry.position);
-            table.own = start..self.entries.len();
+            });
+        }
+        for table in &mut self.tables {
+            table.sort_unstable_by_key(|entry| entry.position);
         }
     }
+}
 
-    /// Begins a table with the entries that the same group's table of the run before has before a
-    /// position. They are copied only if they are in two parts there.
-    fn begin_like_the_last(&mut self, end: u32) -> TableHits {
-        let mut other = self.tables[self.tables.len() - self.num_groups].clone();
-        for part in [&mut other.shared, &mut other.own] {
-            let entries = &self.entries[part.clone()];
-            part.end = part.start + entries.partition_point(|entry| entry.position < end);
-        }
-        if other.own.is_empty() {
-            return other;
-        }
-        if other.shared.is_empty() {
-            return TableHits {
-                shared: other.own,
-                ..TableHits::default()
-            };
-        }
-        other
-            .parts()
-            .into_iter()
-            .for_each(|part| self.entries.extend_from_within(part));
-        TableHits::default()
-    }
-
-    /// Notes a table whose own entries are the last ones, from an index on.
-    fn finish(&mut self, table: TableHits, start: usize) {
-        let own = start..self.entries.len();
-        self.tables.push(TableHits { own, ..table });
-    }
+/// The entries of one table at some positions.
+pub(super) fn within<'a>(table: &'a [Entry], positions: &Range<u32>) -> &'a [Entry] {
+    let start = table.partition_point(|entry| entry.position < positions.start);
+    let end = table.partition_point(|entry| entry.position < positions.end);
+    table.get(start..end).unwrap_or(&[])
 }
 
 /// Finds every entry that is one of these blocks.
 pub(super) fn find(all: &[Held<'_>], wanted: &BlockSet, num_groups: usize) -> Hits {
-    let mut hits = Hits::new(all.len(), num_groups);
-    for (run, held) in all.iter().enumerate() {
-        for group in 0..num_groups {
-            let start = hits.entries.len();
-            let (null, blocks) = part(held, group);
-            // Requests with a common prefix often follow each other.
-            let common = match run.checked_sub(1).map(|other| part(&all[other], group)) {
-                Some((other_null, other)) if other_null == null => common_prefix(other, blocks),
-                _ => 0,
-            };
-            let table = match common {
-                0 => TableHits::default(),
-                _ => hits.begin_like_the_last(null + count(common)),
-            };
-            let rest = &blocks[common..];
-            let entry = |at: usize| Entry {
-                position: null + count(common + at),
-                block: rest[at],
-            };
-            hits.entries.extend(wanted.found_in(rest).map(entry));
-            hits.finish(table, start);
-        }
+    let tables = all.iter().flat_map(|held| &held.own.groups);
+    let found = tables.map(|table| {
+        let entry = |at: usize| Entry {
+            position: count(at),
+            block: table.blocks[at],
+        };
+        wanted.found_in(table.blocks).map(entry).collect()
+    });
+    Hits {
+        tables: found.collect(),
+        num_groups,
     }
-    hits
-}
-
-/// The blocks of a table that are read, and how many null blocks come before them.
-fn part<'a>(held: &Held<'a>, group: usize) -> (u32, &'a [BlockId]) {
-    let table = &held.own.groups[group];
-    (table.num_null, table.from(table.num_null))
-}
-
-/// How many entries two tables have in common at their beginning, rounded down.
-fn common_prefix(a: &[BlockId], b: &[BlockId]) -> usize {
-    const CHUNK: usize = 32;
-    let chunks = a
-        .as_chunks::<CHUNK>()
-        .0
-        .iter()
-        .zip(b.as_chunks::<CHUNK>().0);
-    let is_same = |(a, b): &(&[BlockId; CHUNK], &[BlockId; CHUNK])| {
-        let pairs = a.iter().zip(*b);
-        pairs.fold(0, |others, (a, b)| others | (a.0 ^ b.0)) == 0
-    };
-    chunks.take_while(is_same).count() * CHUNK
 }
 
 /// For each block, where it stands in all tables.
@@ -383,7 +263,7 @@ mod tests {
             let is_even = |&&(_, _, block): &&(u32, u32, BlockId)| block.0 % 2 == 0;
             let kept: Vec<_> = expected.iter().filter(is_even).copied().collect();
             prop_assert_eq!(found(&hits), kept);
-            hits.add(others);
+            hits.add(&others);
             prop_assert_eq!(found(&hits), expected);
         }
     }

@@ -20,7 +20,7 @@ mod snapshot;
 mod taint;
 
 pub use assess::{Assessment, AssessmentInput, assess};
-pub use owners::{Verdict, Waits};
+pub use owners::Verdict;
 pub use reported::{Ignored, IgnoredCounts};
 pub use resume_point::{OwnTable, OwnTables, Refusal, ResumePoint, Search, State, Why};
 pub use run::{FailedPlace, Failures, Gap, GivenBack, Run, Tables};

@@ -10,22 +10,17 @@
 //! use what an earlier one writes again, unless it gives its blocks back: then it finds them by
 //! hashes, and no hash finds a tainted block.
 
-use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::held::Held;
 use super::hits::{Entry, Hit, Hits, TableHits};
-use super::resume_point::{Refusal, ResumePoint, Search};
+use super::resume_point::{Refusal, Search};
 use super::taint::Taint;
 use crate::blocks::{BlockId, BlockSet, Ranks, count};
 use crate::rule::{first_read, needed};
 use crate::spec::{GroupSpec, SpecKind, Topology};
-
-/// Blocks with the requests that own them. Runs that wait for the same often share one list.
-pub type Waits = Arc<[(BlockId, u64)]>;
 
 /// What happens to one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,44 +39,19 @@ pub struct Verdict {
     /// The tainted blocks that it shares and that it alone writes again, in ascending order.
     pub owner_of: Vec<BlockId>,
     /// The tainted blocks that it reads at the boundary, each with the request that owns it.
-    pub waits_for: Waits,
+    pub waits_for: Vec<(BlockId, u64)>,
     /// The blocks of its tables that a transfer may still write, in ascending order.
     pub busy: Vec<BlockId>,
     /// Larger boundaries that a group refuses, as many as were asked for.
     pub refused: Vec<Refusal>,
 }
 
-const NOBODY: u32 = u32::MAX;
-
 /// Who holds and who owns tainted blocks, each of them known by its rank among them.
 struct Owners<'a> {
     ranks: Ranks<'a>,
-    /// For each entry of the hits, the rank of its block.
-    of_entry: Vec<u32>,
-    /// The index of the run that owns the block.
-    owner: Vec<u32>,
+    /// The request that owns the block.
+    owner: Vec<Option<u64>>,
     is_shared: Vec<bool>,
-    num_owned: usize,
-}
-
-/// A run that goes on and holds or has read garbage.
-struct Affected<'a> {
-    /// The index of the run.
-    run: usize,
-    /// Its entries of tainted blocks, by group.
-    tables: &'a [TableHits],
-}
-
-/// What the tables of a run begin with as those of an earlier run do. Many runs may begin alike; then
-/// they are judged once.
-#[derive(Default)]
-struct Prefix {
-    shared: SmallVec<[Range<usize>; 8]>,
-    /// For each group, the first position whose block nobody owns.
-    unowned: SmallVec<[Option<u32>; 8]>,
-    /// All blocks with their owners, if each has one. Then it stays.
-    waits: Option<Waits>,
-    num_owned: usize,
 }
 
 /// A search for verdicts, run by run.
@@ -99,8 +69,7 @@ pub(super) struct VerdictSearch<'a, 'b> {
 impl VerdictSearch<'_, '_> {
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let affected = self.affected();
-        let mut owners = Owners::new(&self.taint.blocks, &self.hits.entries, &affected);
-        let mut prefix = Prefix::default();
+        let mut owners = Owners::new(&self.taint.blocks, self.hits, &affected);
         // What is being written is not there yet.
         let mut bad = self.taint.blocks.clone();
         for block in self.busy.iter() {
@@ -108,23 +77,22 @@ impl VerdictSearch<'_, '_> {
         }
         // What runs that give their blocks back may use, and what the others may.
         let found = Search::new(self.topology, bad, false, self.max_refusals);
-        let mut held = Cow::Borrowed(&found);
-        let verdict = |run: &Affected<'_>| {
-            if !prefix.is_of(run, &owners) {
-                prefix = self.prefix(run, &owners);
-            }
-            let verdict = self.verdict(run, &owners, &prefix, (&found, &held));
-            owners.own(&verdict.owner_of, run.run);
+        let mut held = found.clone();
+        let verdict = |run: usize| {
+            let verdict = self.verdict(run, &owners, (&found, &held));
+            owners.own(&verdict.owner_of, verdict.request);
             for &block in &verdict.owner_of {
-                held.to_mut().trust(block);
+                held.trust(block);
             }
             verdict
         };
-        affected.iter().map(verdict).collect()
+        affected.into_iter().map(verdict).collect()
     }
 
-    fn affected(&self) -> Vec<Affected<'_>> {
-        let is_affected = |&(run, held): &(usize, &Held<'_>)| {
+    /// The runs that go on and hold or have read garbage.
+    fn affected(&self) -> Vec<usize> {
+        let is_affected = |&run: &usize| {
+            let held = &self.all[run];
             let is_computed = |hit: Hit| {
                 let spec = &self.topology.groups[usize::from(hit.group)];
                 hit.position < held.run.num_computed_tokens.div_ceil(spec.block_size)
@@ -132,87 +100,40 @@ impl VerdictSearch<'_, '_> {
             let is_read = self.taint.first[run].is_some();
             !held.has_ended() && (is_read || self.hits.of(run).any(is_computed))
         };
-        let runs = self.all.iter().enumerate().filter(is_affected);
-        let affected = |(run, _)| Affected {
-            run,
-            tables: self.hits.tables(run),
-        };
-        runs.map(affected).collect()
-    }
-
-    fn prefix(&self, run: &Affected<'_>, owners: &Owners<'_>) -> Prefix {
-        let shared = || run.tables.iter().map(|table| table.shared.clone());
-        let unowned: SmallVec<_> = shared().map(|part| self.unowned(part, owners)).collect();
-        let waits = unowned.iter().all(Option::is_none).then(|| {
-            let owned = shared().flatten().filter_map(|at| self.wait(at, owners));
-            owned.collect()
-        });
-        Prefix {
-            shared: shared().collect(),
-            unowned,
-            waits,
-            num_owned: owners.num_owned,
-        }
-    }
-
-    /// The first position of a part of a table whose block nobody owns.
-    fn unowned(&self, mut part: Range<usize>, owners: &Owners<'_>) -> Option<u32> {
-        let at = part.find(|&at| owners.owner_of(at).is_none())?;
-        Some(self.hits.entries[at].position)
-    }
-
-    /// The block of an entry with the request that owns it, if one does.
-    fn wait(&self, at: usize, owners: &Owners<'_>) -> Option<(BlockId, u64)> {
-        let owner = owners.owner_of(at)?;
-        let request = self.all[owner as usize].run.request;
-        Some((self.hits.entries[at].block, request))
+        (0..self.all.len()).filter(is_affected).collect()
     }
 
     fn verdict(
         &self,
-        affected: &Affected<'_>,
+        run: usize,
         owners: &Owners<'_>,
-        prefix: &Prefix,
         (found, in_tables): (&Search, &Search),
     ) -> Verdict {
-        let held = &self.all[affected.run];
-        let run = held.run;
-        let first_tainted = self.taint.first[affected.run];
-        let handed_out = first_tainted.is_some_and(|first| run.has_told(first));
+        let held = &self.all[run];
+        let first_tainted = self.taint.first[run];
+        let handed_out = first_tainted.is_some_and(|first| held.run.has_told(first));
         let mut own = held.own.clone();
-        let limit = first_tainted
+        own.num_computed_tokens = first_tainted
             .unwrap_or(u32::MAX)
-            .min(run.num_processed_tokens);
-        own.num_computed_tokens = limit;
-        let unowned = |group: usize, table: &TableHits| {
-            prefix.unowned[group].or_else(|| self.unowned(table.own.clone(), owners))
-        };
-        let mut point = in_tables.resume_point_after(&own, &self.clean(affected, unowned));
-        let mut back = self.go_back(affected, owners, prefix, point.num_tokens);
+            .min(held.run.num_processed_tokens);
+        let is_unowned = |entry: &&Entry| owners.of(entry.block).is_none();
+        let clean = self.clean(run, |table| table.iter().find(is_unowned));
+        let mut point = in_tables.resume_point_after(&own, &clean);
+        let mut back = self.go_back(run, owners, point.num_tokens);
         if handed_out || !back.is_possible {
             back = Back::default();
-            if owners.num_owned > 0 {
-                let any = |_, table: &TableHits| {
-                    let at = table.parts().into_iter().flatten().next()?;
-                    Some(self.hits.entries[at].position)
-                };
-                point = found.resume_point_after(&own, &self.clean(affected, any));
-            }
+            point = found.resume_point_after(&own, &self.clean(run, |table| table.first()));
         }
-        let ResumePoint {
-            num_tokens,
-            refused,
-        } = point;
         Verdict {
-            request: run.request,
+            request: held.run.request,
             first_tainted,
             handed_out,
-            resume: num_tokens,
+            resume: point.num_tokens,
             in_place: back.is_possible,
             owner_of: back.rewrites,
             waits_for: back.waits_for,
             busy: self.busy_blocks(held),
-            refused,
+            refused: point.refused,
         }
     }
 
@@ -220,48 +141,46 @@ impl VerdictSearch<'_, '_> {
     /// written tainted blocks itself: it need not share those, and `hits` lack them.
     fn clean(
         &self,
-        run: &Affected<'_>,
-        first_bad: impl Fn(usize, &TableHits) -> Option<u32>,
+        run: usize,
+        first_bad: impl Fn(&TableHits) -> Option<&Entry>,
     ) -> SmallVec<[u32; 8]> {
-        let held = &self.all[run.run];
-        let written = self.taint.first[run.run].unwrap_or(u32::MAX);
-        let groups = self.topology.groups.iter().zip(run.tables).enumerate();
+        let held = &self.all[run];
+        let written = self.taint.first[run].unwrap_or(u32::MAX);
+        let groups = self
+            .topology
+            .groups
+            .iter()
+            .zip(self.hits.tables(run))
+            .enumerate();
         let clean = groups.map(|(group, (spec, table))| {
             if self.is_any_busy || held.whole_from[group] != 0 {
                 return 0;
             }
             let length = count(held.own.groups[group].blocks.len());
-            let bad = first_bad(group, table).unwrap_or(u32::MAX);
+            let bad = first_bad(table).map_or(u32::MAX, |entry| entry.position);
             length.min(written / spec.block_size).min(bad)
         });
         clean.collect()
     }
 
     /// How a run goes back to a boundary with the blocks that it has, if it can.
-    fn go_back(
-        &self,
-        run: &Affected<'_>,
-        owners: &Owners<'_>,
-        prefix: &Prefix,
-        boundary: u32,
-    ) -> Back {
-        let held = &self.all[run.run];
+    fn go_back(&self, run: usize, owners: &Owners<'_>, boundary: u32) -> Back {
+        let held = &self.all[run];
         let mut groups = (0..).zip(&self.topology.groups);
         if !groups.all(|(group, spec)| self.keeps(held, group, spec, boundary)) {
             return Back::default();
         }
-        let known = self.waits_of_prefix(prefix, boundary);
-        let mut waits = Vec::new();
+        let mut waits_for = Vec::new();
         let mut rewrites = Vec::new();
-        for (table, spec) in run.tables.iter().zip(&self.topology.groups) {
+        for (table, spec) in self.hits.tables(run).iter().zip(&self.topology.groups) {
             let (read, written) = (reads(spec, boundary), boundary / spec.block_size);
-            let [shared, own] = table.parts();
-            for at in shared.filter(|_| known.is_none()).chain(own) {
-                let Entry { position, block } = self.hits.entries[at];
+            for &Entry { position, block } in table {
                 let is_written = position >= written;
-                match self.wait(at, owners) {
-                    Some(wait) if !is_written && read.contains(&position) => waits.push(wait),
-                    None if is_written => rewrites.extend(owners.is_shared(at).then_some(block)),
+                match owners.of(block) {
+                    Some(owner) if !is_written && read.contains(&position) => {
+                        waits_for.push((block, owner));
+                    }
+                    None if is_written => rewrites.extend(owners.is_shared(block).then_some(block)),
                     // Another run writes it at the same time, or it would stay as it is.
                     _ => return Back::default(),
                 }
@@ -272,23 +191,8 @@ impl VerdictSearch<'_, '_> {
         Back {
             is_possible: true,
             rewrites,
-            waits_for: join(known, waits),
+            waits_for,
         }
-    }
-
-    /// The blocks that the tables have in common with an earlier run, if all of them are waited for.
-    fn waits_of_prefix<'p>(&self, prefix: &'p Prefix, boundary: u32) -> Option<&'p Waits> {
-        let mut groups = self.topology.groups.iter().zip(&prefix.shared);
-        let are_read = groups.all(|(spec, part)| {
-            let entries = &self.hits.entries[part.clone()];
-            let read = reads(spec, boundary);
-            let end = read.end.min(boundary / spec.block_size);
-            entries
-                .first()
-                .is_none_or(|first| first.position >= read.start)
-                && entries.last().is_none_or(|last| last.position < end)
-        });
-        prefix.waits.as_ref().filter(|_| are_read)
     }
 
     /// Whether a table still has all blocks that are read at a boundary or written after it, and no
@@ -323,16 +227,7 @@ struct Back {
     is_possible: bool,
     /// The shared tainted blocks that are written again.
     rewrites: Vec<BlockId>,
-    waits_for: Waits,
-}
-
-/// What is waited for, known before or found after it.
-fn join(known: Option<&Waits>, found: Vec<(BlockId, u64)>) -> Waits {
-    match known {
-        Some(known) if found.is_empty() => Arc::clone(known),
-        Some(known) => known.iter().copied().chain(found).collect(),
-        None => found.into(),
-    }
+    waits_for: Vec<(BlockId, u64)>,
 }
 
 /// The positions that a token at a boundary reads. What a draft head needs was there when the
@@ -345,69 +240,38 @@ fn reads(spec: &GroupSpec, boundary: u32) -> Range<u32> {
     needed(&spec, boundary)
 }
 
-impl Prefix {
-    /// Whether this is what the tables of a run begin with, and still true.
-    fn is_of(&self, run: &Affected<'_>, owners: &Owners<'_>) -> bool {
-        let is_true = self.waits.is_some() || self.num_owned == owners.num_owned;
-        let shared = run.tables.iter().map(|table| &table.shared);
-        is_true && self.shared.iter().eq(shared)
-    }
-}
-
 impl<'a> Owners<'a> {
-    fn new(tainted: &'a BlockSet, entries: &[Entry], affected: &[Affected<'_>]) -> Self {
+    fn new(tainted: &'a BlockSet, hits: &Hits, affected: &[usize]) -> Self {
         let ranks = tainted.ranks();
-        let of_entry: Vec<u32> = entries.iter().map(|entry| ranks.of(entry.block)).collect();
         let mut is_shared = vec![false; tainted.len()];
-        let mut holder = vec![NOBODY; tainted.len()];
-        let mut hold = |run: usize, part: Range<usize>| {
-            for &rank in &of_entry[part] {
-                let holder = &mut holder[rank as usize];
-                if *holder == NOBODY {
-                    *holder = count(run);
-                }
-                is_shared[rank as usize] |= *holder != count(run);
-            }
-        };
-        for (at, &Affected { run, tables }) in affected.iter().enumerate() {
-            let before = at
-                .checked_sub(2)
-                .map_or(&[][..], |at| &affected[at..at + 2]);
-            for (group, table) in tables.iter().enumerate() {
-                hold(run, table.own.clone());
-                // After two runs that begin so, a third one changes nothing.
-                let is_alike = |run: &Affected<'_>| run.tables[group].shared == table.shared;
-                if before.is_empty() || !before.iter().all(is_alike) {
-                    hold(run, table.shared.clone());
-                }
+        let mut holder = vec![None; tainted.len()];
+        for &run in affected {
+            for hit in hits.of(run) {
+                let rank = ranks.of(hit.block) as usize;
+                is_shared[rank] |= *holder[rank].get_or_insert(run) != run;
             }
         }
-        holder.fill(NOBODY);
         Self {
             ranks,
-            of_entry,
-            owner: holder,
+            owner: vec![None; tainted.len()],
             is_shared,
-            num_owned: 0,
         }
     }
 
-    /// Whether two affected runs have the block of an entry.
-    fn is_shared(&self, at: usize) -> bool {
-        self.is_shared[self.of_entry[at] as usize]
+    /// Whether two affected runs have the block.
+    fn is_shared(&self, block: BlockId) -> bool {
+        self.is_shared[self.ranks.of(block) as usize]
     }
 
-    /// The index of the run that owns the block of an entry.
-    fn owner_of(&self, at: usize) -> Option<u32> {
-        let owner = self.owner[self.of_entry[at] as usize];
-        (owner != NOBODY).then_some(owner)
+    /// The request that owns the block.
+    fn of(&self, block: BlockId) -> Option<u64> {
+        self.owner[self.ranks.of(block) as usize]
     }
 
-    /// Lets a run own some of the blocks that it holds.
-    fn own(&mut self, blocks: &[BlockId], run: usize) {
+    /// Lets a request own some of the blocks that it holds.
+    fn own(&mut self, blocks: &[BlockId], request: u64) {
         for &block in blocks {
-            self.owner[self.ranks.of(block) as usize] = count(run);
+            self.owner[self.ranks.of(block) as usize] = Some(request);
         }
-        self.num_owned += blocks.len();
     }
 }

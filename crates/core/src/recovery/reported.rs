@@ -9,7 +9,7 @@
 //! Everything else is counted by the reason why it does not count, once however often it is told.
 
 use super::held::{Held, runs_of};
-use super::hits::Hits;
+use super::hits::{Hits, within};
 use super::run::{FailedPlace, Failures, GivenBack, Tables};
 use super::taint::Taint;
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK, count};
@@ -204,7 +204,7 @@ impl<'a, 'b, T: Tables> ReportFilter<'a, 'b, T> {
                     continue;
                 }
                 let loaded = held.loaded(group as usize, spec);
-                for entry in hits.within(table, &loaded) {
+                for entry in within(table, &loaded) {
                     if reported.finds(entry.block, group) {
                         self.taint.add(entry.block);
                     }

@@ -209,7 +209,7 @@ impl Taint {
             hits.retain(&self.blocks);
         }
         if !more.is_empty() {
-            hits.add(more);
+            hits.add(&more);
         }
     }
 }
