@@ -121,7 +121,8 @@ def row(name: str, kind: str, num_shared: int, question: str) -> Row:
         question=f"{question}: report to plan, 256 requests of 32 k tokens, 1 000 failed blocks",
         unit="ms",
         ours=samples(kind, num_shared, NUM_FAILED, median),
-        target=Target(ours=5),
+        # Loads fail rarely: 5 ms took 660 lines more (docs/decisions/0009-twenty-ms-to-decide.md).
+        target=Target(ours=20),
         beside={
             "p99": samples(kind, num_shared, NUM_FAILED, p99),
             "one_failed_block": samples(kind, num_shared, 1, median),
