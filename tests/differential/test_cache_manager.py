@@ -15,7 +15,7 @@ from tests.reference.cache_configs import cache_configs
 class PartialHitMachine(CacheMachine):
     """Hits that end inside blocks, copied on write."""
 
-    configs = cache_configs().filter(lambda config: config.topology.partial_hits)
+    configs = cache_configs(ends_inside=True)
 
 
 class VllmCacheMachine(CacheMachine):

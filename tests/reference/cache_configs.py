@@ -65,12 +65,13 @@ def unshared_group(draw: st.DrawFn, unit: int) -> Row:
 
 
 @st.composite
-def mixes(draw: st.DrawFn, *, extras: bool) -> tuple[list[Row], int, bool]:
+def mixes(draw: st.DrawFn, *, extras: bool, ends_inside: bool) -> tuple[list[Row], int, bool]:
     """Groups, their hash block, and whether hits end inside blocks, for which the engine users run
     has to have states."""
     unit, ratios = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from(RATIOS))
-    partial = draw(st.sampled_from((False, False, True)))
-    rows = draw(st.lists(shared_group(unit, ratios, partial), min_size=1, max_size=4))
+    partial = ends_inside or draw(st.sampled_from((False, False, True)))
+    least = 2 if ends_inside else 1
+    rows = draw(st.lists(shared_group(unit, ratios, partial), min_size=least, max_size=4))
     rows += draw(st.sampled_from(([], [], rows[:1])))
     rows += draw(st.sampled_from(([], [], [draw(unshared_group(unit))])))
     rows = draw(st.permutations(rows))
@@ -102,10 +103,15 @@ def as_the_engine_has_it(spec: GroupSpec, rows: list[Row]) -> GroupSpec:
 
 @st.composite
 def cache_configs(
-    draw: st.DrawFn, dialect: EngineDialect = EngineDialect.PURE, *, extras: bool = True
+    draw: st.DrawFn,
+    dialect: EngineDialect = EngineDialect.PURE,
+    *,
+    extras: bool = True,
+    ends_inside: bool = False,
 ) -> CacheConfig:
-    """`extras`: also what the engine that users run does not have."""
-    rows, unit, partial = draw(mixes(extras=extras))
+    """`extras`: also what the engine that users run does not have; `ends_inside`: only hits that
+    end inside blocks."""
+    rows, unit, partial = draw(mixes(extras=extras, ends_inside=ends_inside))
     if not extras:
         rows = [(as_the_engine_has_it(spec, rows), options) for spec, options in rows]
     specs = [spec for spec, _ in rows]
