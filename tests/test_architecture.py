@@ -408,7 +408,9 @@ def ambiguous_directions() -> Iterator[str]:
 
 
 def private_words() -> Iterator[str]:
-    return lines_matching(PRIVATE_WORD)
+    """A row of the changelog that says what a name is now has to say what it was."""
+    lines = lines_matching(PRIVATE_WORD)
+    return (line for line in lines if not re.match(r"CHANGELOG\.md:\d+: \| `", line))
 
 
 @pytest.mark.parametrize(
