@@ -19,7 +19,7 @@ from bench.retention.workloads import (
     hot_prefix,
     second_requests,
 )
-from tests.unit.cache.caches import config, full, is_played, window
+from tests.unit.cache.caches import config, full, is_played, play, window
 
 HALF = Shape(length=0.5, count=0.5)
 
@@ -199,17 +199,8 @@ def test_a_large_pool_plays_one_family_in_eight() -> None:
     cache = CacheManager(
         config(full(128), num_blocks=32 * 8_192, retention=ByValue(), events=False)
     )
-    for _ in range(2):
-        request = cache.add(array("I", bytes(4 * 129)), block_hashes=[first])
-        match = cache.match(request)
-        need = Need(request=request, num_new_tokens=129 - match.num_tokens, match=match)
-        assert cache.allocate([need]).num_fit == 1
-        cache.take_work()
-        cache.start_step()
-        cache.release([request])
-    choice = cache.policy_choice()
-    assert choice is not None
-    assert choice.now.share > 0
+    play(cache, [first], 128)
+    assert play(cache, [first], 128).now.share > 0
 
 
 def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_policy() -> None:

@@ -25,9 +25,6 @@ UNWRITTEN: Final = (
 )
 VLLM: Final = "tests/differential/test_cache_manager.py::TestVllmCacheManager"
 HITS: Final = "tests/differential/test_cache_hits.py::test_hits_in_front_of_holes_are_the_rules"
-ENGINE_HITS: Final = (
-    "tests/differential/test_cache_hits.py::test_hits_in_front_of_holes_are_the_engines"
-)
 ADMISSION: Final = (
     "tests/differential/test_cache_admission.py"
     "::test_a_request_is_let_in_from_the_same_size_of_the_pool_on"

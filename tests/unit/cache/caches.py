@@ -1,9 +1,10 @@
 """Caches for unit tests: short names, whole lives of requests, a picture of all that shows."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from kvbraid.cache import CacheConfig, CacheManager, Need, Work
+from kvbraid.cache import CacheConfig, CacheManager, Need, PolicyChoice, Work
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -103,3 +104,18 @@ def is_played(block_hash: bytes, one_in: int) -> bool:
     """Whether simulated caches that play one in so many families play that of a block."""
     key = int.from_bytes(block_hash[-8:], "big")
     return (key * 0x9E37_79B9_7F4A_7C15 % 2**64 >> 32) % one_in == 0
+
+
+def play(cache: CacheManager, hashes: list[bytes], block_size: int) -> PolicyChoice:
+    """Compute a prompt of these blocks and one more token; return what the cache chose then."""
+    num_tokens = block_size * len(hashes) + 1
+    request = cache.add(array("I", bytes(4 * num_tokens)), block_hashes=hashes)
+    match = cache.match(request)
+    need = Need(request=request, num_new_tokens=num_tokens - match.num_tokens, match=match)
+    assert cache.allocate([need]).num_fit == 1
+    cache.take_work()
+    cache.start_step()
+    cache.release([request])
+    choice = cache.policy_choice()
+    assert choice is not None
+    return choice

@@ -1,33 +1,17 @@
 """How retention by value decides which policy it follows, by what comes of it."""
 
 import random
-from array import array
 from collections.abc import Iterator
 from hashlib import sha256
 from itertools import count, islice, pairwise
 
-from kvbraid.cache import ByValue, CacheManager, EvictionPolicy, Need, PolicyChoice
+from kvbraid.cache import ByValue, CacheManager, EvictionPolicy, Need
 
-from tests.unit.cache.caches import config, full, is_played, window
+from tests.unit.cache.caches import config, full, is_played, play, window
 
 
 def hashes_of(num_blocks: int, base: int) -> list[bytes]:
     return [sha256(b"%d %d" % (base, at)).digest() for at in range(num_blocks)]
-
-
-def play(cache: CacheManager, hashes: list[bytes], block_size: int) -> PolicyChoice:
-    """Compute a prompt of these blocks and one more token; return what the cache chose then."""
-    num_tokens = block_size * len(hashes) + 1
-    request = cache.add(array("I", bytes(4 * num_tokens)), block_hashes=hashes)
-    match = cache.match(request)
-    need = Need(request=request, num_new_tokens=num_tokens - match.num_tokens, match=match)
-    assert cache.allocate([need]).num_fit == 1
-    cache.take_work()
-    cache.start_step()
-    cache.release([request])
-    choice = cache.policy_choice()
-    assert choice is not None
-    return choice
 
 
 def returning(draw: random.Random, bases: Iterator[int]) -> Iterator[list[bytes]]:

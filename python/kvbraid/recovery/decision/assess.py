@@ -11,7 +11,7 @@ A thin face of the native core, which reads the tables of a live cache where the
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from kvbraid._native import assess_snapshot
 from kvbraid.cache import CacheManager
@@ -23,18 +23,8 @@ from kvbraid.recovery.decision.assessment import Assessment, Ignored, Verdict
 from kvbraid.recovery.decision.run import Run
 from kvbraid.recovery.decision.snapshot import Snapshot
 
-# The fields of a verdict in their order.
-_VerdictTuple: TypeAlias = tuple[
-    int,
-    int | None,
-    bool,
-    int,
-    bool,
-    tuple[BlockId, ...],
-    dict[BlockId, int],
-    tuple[BlockId, ...],
-    tuple[tuple[int, int, int, BlockId, str], ...],
-]
+if TYPE_CHECKING:
+    from kvbraid._native import _VerdictTuple
 
 
 def assess(
@@ -91,7 +81,7 @@ def _num_blocks(source: CacheManager | Snapshot) -> int:
     return source.num_blocks if isinstance(source, Snapshot) else source.config.num_blocks
 
 
-def _verdict(row: _VerdictTuple) -> Verdict:
+def _verdict(row: "_VerdictTuple") -> Verdict:
     request, first, handed_out, resume, in_place, owner_of, waits_for, busy, told = row
     refused = tuple([Refusal(*each[:4], Why(each[4])) for each in told]) if told else ()
     return Verdict(

@@ -139,23 +139,45 @@ class ReleasedBlocks:
 
     def found(self, blocks: Iterable[GivenBack], authors: Iterable[int | None]) -> None:
         """Note that a run has found blocks, each with the request that had registered it."""
+        by_author: dict[int, list[GivenBack]] = {}
         for block, author in zip(blocks, authors, strict=True):
-            time = self._contents.handed_out(block.block_id)
-            kept = None if author is None else self._computed_by(author, time, block)
-            is_same = [r[:2] == block[:2] and r.since.time >= time for r in kept or ()]
-            if kept is not None and not any(is_same):
-                kept.append(_Read(*block[:2], Content(block.block_id), self.now, None))
+            if author is not None:
+                by_author.setdefault(author, []).append(block)
+        for author, own in by_author.items():
+            left = {block: self._contents.handed_out(block.block_id) for block in own}
+            if author in self._starts:
+                read = self._read.get(author, [])
+                left = self._note_computed(self._starts[author], read, left)
+                if read:
+                    self._read[author] = read
+            for ended in self._ended if left else ():
+                if ended.run.request == author:
+                    until = ended.since.time
+                    left = self._note_computed(ended.start, ended.read, left, until)
 
-    def _computed_by(self, request: int, time: int, block: GivenBack) -> list[_Read] | None:
-        """What is kept of the run of a request that got a block at that time and computed it."""
-        end = (block.position + 1) * self._sizes[block.group]
-        start = self._starts.get(request)
-        if start is not None and start.time <= time:
-            return self._read.setdefault(request, []) if start.num_tokens < end else None
-        for ended in self._ended:
-            if ended.run.request == request and ended.start.time <= time <= ended.since.time:
-                return ended.read if ended.start.num_tokens < end else None
-        return None
+    def _note_computed(
+        self,
+        start: _Start,
+        read: list[_Read],
+        blocks: Mapping[GivenBack, int],
+        until: int | None = None,
+    ) -> dict[GivenBack, int]:
+        """Add what a run has computed to what is kept of it, if it got it before `until`.
+
+        `blocks` were handed out at these times. Returns those that other runs have got.
+        """
+        left: dict[GivenBack, int] = {}
+        latest: dict[tuple[int, int], int] = {}
+        for each in read:
+            latest[each[:2]] = max(each.since.time, latest.get(each[:2], 0))
+        for block, time in blocks.items():
+            if time < start.time or (until is not None and time > until):
+                left[block] = time
+                continue
+            is_computed = start.num_tokens < (block.position + 1) * self._sizes[block.group]
+            if is_computed and latest.get(block[:2], -1) < time:
+                read.append(_Read(*block[:2], Content(block.block_id), self.now, None))
+        return left
 
     def rewind(self, request: int, num_tokens: int) -> None:
         """Note that a run goes back in place: what it had read after that it computes now."""

@@ -50,11 +50,17 @@ class Runs:
         run.load, run.is_loading, run.since = load, load.is_async, self.released.now
         run.passing += self._passing(load.targets)
 
+    def loaded(self, request: int, run: LiveRun) -> list[Target]:
+        """Return the blocks that a run's load fills, as far as its tables have them."""
+        end, tables = run.num_local + run.num_loaded, self._cache.blocks(request)
+        found = targets_of(self._groups, tables, run.num_local, end)
+        return [*found] if run.num_loaded else []
+
     def _passing(self, targets: Iterable[Target]) -> list[Target]:
         return [target for target in targets if not self._groups[target.group].kind.is_full]
 
     def _note_found(self, blocks: Sequence[GivenBack]) -> None:
-        if self.released.is_open:
+        if blocks and self.released.is_open:
             infos = self._cache.pool.describe([block.block_id for block in blocks])
             self.released.found(blocks, [info.author for info in infos])
 

@@ -21,7 +21,7 @@ from kvbraid.recovery.decision.run import Run
 from kvbraid.recovery.decision.snapshot import snapshot_of
 from kvbraid.recovery.document.document import State
 from kvbraid.recovery.ledger.live import LiveRun
-from kvbraid.recovery.ledger.loading import Tables, targets_of
+from kvbraid.recovery.ledger.loading import Tables
 from kvbraid.recovery.ledger.owners import Ownership
 from kvbraid.recovery.ledger.released_blocks import Meant
 from kvbraid.recovery.ledger.runs import Runs
@@ -120,9 +120,7 @@ class RecoveryState(Runs):
 
     def begin(self, request: int, run: LiveRun, offer: Offer) -> Load:
         """Begin a load into the blocks that a run has just got for it."""
-        end = run.num_local + run.num_loaded
-        targets = targets_of(self._groups, self._cache.blocks(request), run.num_local, end)
-        load = self.transfers.begin(request, run.num_local, offer, targets)
+        load = self.transfers.begin(request, run.num_local, offer, self.loaded(request, run))
         self.note_load(run, load)
         return load
 

@@ -187,7 +187,7 @@ class RecoveryFromFailedLoads:
             each.block_id: (run.request.request_id, each)
             for run in by_number.values()
             if run.is_loading
-            for each in self._runs.loaded(run)
+            for each in self._runs.loaded(run.number, run)
         }
         runs, past = self._runs.past()
         decided = decide(

@@ -79,7 +79,10 @@ class Reports:
         return said
 
     def _keep_back(self, run: RequestRun, said: _Said) -> None:
-        loaded = {GroupBlock(each.group, each.block_id): each for each in self._runs.loaded(run)}
+        loaded = {
+            GroupBlock(each.group, each.block_id): each
+            for each in self._runs.loaded(run.number, run)
+        }
         own = {pair.block_id for pair in loaded}
         failed = {pair for pair in loaded if pair.block_id in said.blocks}
         failed |= said.group_blocks & loaded.keys()

@@ -12,10 +12,9 @@ from vllm.v1.request import Request
 
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
-from kvbraid.loads import Load, Target
+from kvbraid.loads import Load
 from kvbraid.recovery import RecoveryPlan, Run
 from kvbraid.recovery.ledger.live import LiveRun
-from kvbraid.recovery.ledger.loading import targets_of
 from kvbraid.recovery.ledger.released_blocks import Past
 from kvbraid.recovery.ledger.runs import Runs
 
@@ -76,7 +75,6 @@ class RequestRuns(Runs):
         super().__init__(cache, late_steps)
         self._live: dict[str, RequestRun] = {}
         self._ended: dict[int, _Ended] = {}
-        self._num_loads = 0
         self._synchronous: dict[str, int] = {}  # Loads whose step was not processed.
 
     def start(
@@ -103,25 +101,18 @@ class RequestRuns(Runs):
 
     def _begin(self, run: RequestRun) -> None:
         load = Load(
-            number=self._num_loads,
+            number=self.released.now.num_loads,
             request=run.number,
             start=run.num_local,
             num_tokens=run.num_loaded,
             is_async=run.delays_commit,
             tier="",
             records=(),
-            targets=tuple(self.loaded(run)),
+            targets=tuple(self.loaded(run.number, run)),
         )
-        self._num_loads += 1
         self.note_load(run, load)
         if not load.is_async:
             self._synchronous[run.request.request_id] = load.number
-
-    def loaded(self, run: RequestRun) -> list[Target]:
-        """Return the blocks that a run's load fills, as far as its tables have them."""
-        end, tables = run.num_local + run.num_loaded, self._cache.blocks(run.number)
-        found = targets_of(self._groups, tables, run.num_local, end)
-        return [*found] if run.num_loaded else []
 
     def find(self, request_id: str) -> RequestRun | None:
         """Return the run of a request; None if it has no blocks."""
