@@ -1,7 +1,7 @@
 """What is wrong with a document from outside, in one line: the place, the value, what is known.
 
-Structs say what may stand where. Hostile text can do no more than appear in a refusal, shortened.
-Nothing here reads a file.
+The structs of a document's own module define its fields and their types. A refusal quotes hostile
+text shortened, and nothing else happens to that text. Nothing here reads a file.
 """
 
 import difflib

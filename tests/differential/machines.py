@@ -48,7 +48,7 @@ class Twin:
     native: int
     model: int
     num_encoder_tokens: int
-    deferred: bool = False  # A load is under way: nothing of it is committed yet.
+    deferred: bool = False  # While its load runs, none of its blocks is committed.
 
 
 @dataclass
