@@ -191,7 +191,9 @@ class World:
                 # What comes after the load the run has computed: somebody else may have found it.
                 counts = life.num_loaded if position * size < end else self.random.random() < 0.5
                 if counts and old[position] and not new[position]:
-                    life.given_back.append(GivenBack(group, position, old[position]))
+                    copied = position * size < end and self.random.random() < 0.2
+                    gone = GivenBack(group, position, old[position], copied)
+                    life.given_back.append(gone)
 
     def commit(self) -> None:
         life = self.any_of(started=True)

@@ -14,7 +14,6 @@ from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
 from kvbraid.recovery import (
     Assessment,
-    GivenBack,
     HeldState,
     Ignored,
     Place,
@@ -68,7 +67,7 @@ def _findable(
     held: Sequence[Sequence[BlockId]],
     hashes: Sequence[bytes] | None,
 ) -> Iterator[tuple[Place, list[BlockId]]]:
-    read = {*run.given_back}
+    read = {gone[:3] for gone in run.given_back}
     for group, spec in enumerate(cache.config.topology.groups):
         found: dict[int, list[BlockId]] = {}
         for end, block in _copies(cache, run, group, hashes):
@@ -76,7 +75,7 @@ def _findable(
             position = (end - 1) // spec.block_size
             is_held = any(held[group][position : position + 1])
             is_own = _author(cache, block) == run.request
-            counts = is_own or GivenBack(group, position, block) in read
+            counts = is_own or (group, position, block) in read
             if counts and not at_start and not (is_held and end % spec.block_size == 0):
                 found.setdefault(position, []).append(block)
         yield from ((Place(group, position), blocks) for position, blocks in found.items())
@@ -319,7 +318,8 @@ class _Taint:
             if run.delays_commit:
                 continue  # Nothing of it was ever findable: what is found is of others.
             of_group = (gone for gone in run.given_back if gone.group == group)
-            yield from (gone.block_id for gone in of_group if gone.position >= start)
+            written = (g for g in of_group if g.position >= start and not g.copied)
+            yield from (gone.block_id for gone in written)
             for position in range(start, -(-run.num_computed_tokens // spec.block_size)):
                 place = Place(group, position)
                 yield from self.findable(run, place)

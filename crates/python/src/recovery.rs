@@ -112,16 +112,17 @@ pub(crate) struct RunArg(
     u32,
     u32,
     bool,
-    Vec<(u32, u32, u32)>,
+    Vec<(u32, u32, u32, bool)>,
     Option<Vec<Each<Number>>>,
 );
 
 impl RunArg {
     fn decode(self) -> Run {
-        let given_back = |(group, position, block)| GivenBack {
+        let given_back = |(group, position, block, copied)| GivenBack {
             group,
             position,
             block: BlockId(block),
+            copied,
         };
         let tables = |tables: Vec<Each<Number>>| tables.into_iter().map(Each::blocks).collect();
         let Self(

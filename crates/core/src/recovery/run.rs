@@ -23,6 +23,8 @@ pub struct GivenBack {
     pub position: u32,
     /// The block.
     pub block: BlockId,
+    /// Whether the run has read it for a copy, and has written the copy: a hit inside a block.
+    pub copied: bool,
 }
 
 impl GivenBack {

@@ -236,7 +236,8 @@ impl<T: Tables> Spread<'_, '_, T> {
                 continue;
             }
             let is_new = |gone: &&GivenBack| {
-                gone.group as usize == group && (start..before).contains(&gone.position)
+                let is_here = (start..before).contains(&gone.position) && !gone.copied;
+                gone.group as usize == group && is_here
             };
             let blocks_found = held.run.given_back.iter().filter(is_new);
             let blocks_found = blocks_found.map(|gone| gone.block);

@@ -181,6 +181,7 @@ fn what_was_read_and_given_back_is_tainted_with_what_was_computed_from_it() {
             group: 0,
             position: 1,
             block: BlockId(block),
+            copied: false,
         };
         let run = Run {
             given_back: vec![gone],
@@ -204,6 +205,26 @@ fn what_was_read_and_given_back_is_tainted_with_what_was_computed_from_it() {
         ..AssessmentInput::default()
     };
     assert!(garbage(former, exact).is_empty());
+}
+
+#[test]
+fn what_a_run_read_for_a_copy_it_has_not_written() {
+    let tables = snapshot(&[FULL], &[&[&[1, 2, 3, 4]]]);
+    let tainted = |copied| {
+        let gone = GivenBack {
+            group: 0,
+            position: 1,
+            block: BlockId(9),
+            copied,
+        };
+        let run = Run {
+            given_back: vec![gone],
+            ..run(0, 0, 6, 16)
+        };
+        assess(&tables, &[run], &failed(&[1])).unwrap().tainted
+    };
+    assert_eq!(tainted(true), ids(&[1, 2, 3, 4]));
+    assert_eq!(tainted(false), ids(&[1, 2, 3, 4, 9]));
 }
 
 #[test]

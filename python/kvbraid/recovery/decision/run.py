@@ -8,11 +8,14 @@ from kvbraid.ids import BlockId
 
 class GivenBack(NamedTuple):
     """A block of the hit or the load that the run has read and given back: a window or a state has
-    passed it. Or one that the run has computed and another has found."""
+    passed it. Or one that the run has computed and another has found.
+
+    `copied`: the run has read it for a copy, and has written the copy: a hit inside a block."""
 
     group: int
     position: int
     block_id: BlockId
+    copied: bool = False
 
 
 class Run(NamedTuple):

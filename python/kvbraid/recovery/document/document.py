@@ -149,7 +149,7 @@ def _run(found: Checked, run: RunFields) -> Run:
         **{name: getattr(run, name) for name in _NUMBERS},
         delays_commit=run.delays_commit,
         given_back=[
-            GivenBack(each.group, each.position, found.block(each.group, each.block))
+            GivenBack(each.group, each.position, found.block(each.group, each.block), each.copied)
             for each in run.given_back
         ],
         ended_tables=_blocks(found, run) if run.ended else None,
@@ -232,7 +232,10 @@ def _run_fields(state: State, run: Run, tables: RunTables | None) -> RunFields:
         ),
         given_back=tuple(
             GivenBackFields(
-                group=gone.group, position=gone.position, block=state.in_its_pool(gone.block_id)
+                group=gone.group,
+                position=gone.position,
+                block=state.in_its_pool(gone.block_id),
+                copied=gone.copied,
             )
             for gone in run.given_back
         ),

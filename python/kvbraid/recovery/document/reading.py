@@ -31,11 +31,12 @@ class FindableFields(Fields, frozen=True, kw_only=True):
 
 
 class GivenBackFields(Fields, frozen=True, kw_only=True):
-    """A loaded block that was read and given back."""
+    """A loaded block that was read and given back; `copied`, as in `GivenBack`."""
 
     group: Count
     position: Count
     block: Positive
+    copied: bool = False
 
 
 class RunFields(Fields, frozen=True, kw_only=True):

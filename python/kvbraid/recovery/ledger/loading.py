@@ -38,7 +38,7 @@ def read_by_copies(
     places = tables.requests_of([destination for _, destination in copies])
     for source, destination in copies:
         for request, group, position in places.of(destination):
-            yield request, GivenBack(group, position, source)
+            yield request, GivenBack(group, position, source, copied=True)
 
 
 def can_compute(groups: Sequence[GroupSpec], tables: Tables, token: int) -> bool:

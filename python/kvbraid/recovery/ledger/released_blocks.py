@@ -24,13 +24,16 @@ _NOBODY: Final[Mapping[tuple[int, int], int]] = {}
 
 
 class _Read(NamedTuple):
-    """What was at a place of a run, and since when; `load` filled it, or anybody's."""
+    """What was at a place of a run, and since when; `load` filled it, or anybody's.
+
+    `copied` is that of `GivenBack`."""
 
     group: int
     position: int
     content: Content
     since: Moment
     load: int | None
+    copied: bool = False
 
 
 class _Start(NamedTuple):
@@ -205,7 +208,7 @@ class ReleasedBlocks:
         `filled` has the places, as group and position, that its own load filled, with that load.
         """
         new = [
-            _Read(g.group, g.position, Content(g.block_id), since, filled.get(g[:2])) for g in gone
+            _Read(*g[:2], Content(g.block_id), since, filled.get(g[:2]), g.copied) for g in gone
         ]
         if new:
             self._read.setdefault(request, []).extend(new)
@@ -308,7 +311,7 @@ class ReleasedBlocks:
             return numbers.setdefault(content, BlockId(self._num_blocks + len(numbers)))
 
         def gone(read: Iterable[_Read]) -> list[GivenBack]:
-            return [GivenBack(r.group, r.position, number(r.content)) for r in read]
+            return [GivenBack(r.group, r.position, number(r.content), r.copied) for r in read]
 
         ended = [
             self._answering(e)._replace(
