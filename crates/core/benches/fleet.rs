@@ -65,23 +65,10 @@ fn payload(tokens: &[u32], first: usize, count: usize) -> Vec<u8> {
 }
 
 fn index() -> Index {
-    let full = GroupSpec {
-        kind: SpecKind::FullAttention,
-        block_size: 16,
-        window: None,
-        chunk: None,
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
-    };
+    let full = GroupSpec::new(SpecKind::FullAttention, 16);
     let topology = Topology {
-        groups: vec![full],
-        alignment: 16,
-        hash_block_size: 16,
-        partial_hits: false,
-        replay_tokens: 0,
-        hash_lookahead: 0,
         dialect: EngineDialect::VLLM,
+        ..Topology::new(vec![full])
     };
     let config = PodConfig {
         topology: Some(topology),

@@ -13,39 +13,16 @@ use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 const BLOCK: u32 = 16;
 const ROUNDS: usize = 15;
 
-fn group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
-    GroupSpec {
-        kind,
-        block_size: BLOCK,
-        window,
-        chunk: None,
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
-    }
-}
-
 fn topology(num_windows: usize, eagle: bool, dialect: EngineDialect) -> Topology {
-    let mut groups = vec![group(SpecKind::FullAttention, None)];
-    groups.resize(num_windows + 1, group(SpecKind::SlidingWindow, Some(1024)));
-    for (window, group) in groups.iter_mut().skip(1).enumerate() {
-        group.eagle = eagle;
-        group.window = Some(
-            1024 + if eagle {
-                u32::try_from(window).unwrap_or(0) * BLOCK
-            } else {
-                0
-            },
-        );
-    }
+    let windows = (0..num_windows).map(|window| GroupSpec {
+        eagle,
+        window: Some(1024 + u32::try_from(window * usize::from(eagle)).unwrap_or(0) * BLOCK),
+        ..GroupSpec::new(SpecKind::SlidingWindow, BLOCK)
+    });
+    let full = GroupSpec::new(SpecKind::FullAttention, BLOCK);
     Topology {
-        groups,
-        alignment: BLOCK,
-        hash_block_size: BLOCK,
-        partial_hits: false,
-        replay_tokens: 0,
-        hash_lookahead: 0,
         dialect,
+        ..Topology::new([full].into_iter().chain(windows).collect())
     }
 }
 

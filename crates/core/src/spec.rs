@@ -102,6 +102,20 @@ pub struct GroupSpec {
 }
 
 impl GroupSpec {
+    /// A group that prefixes are looked up in, without a window, a chunk or a draft head.
+    #[must_use]
+    pub const fn new(kind: SpecKind, block_size: u32) -> Self {
+        Self {
+            kind,
+            block_size,
+            window: None,
+            chunk: None,
+            eagle: false,
+            prefix_cacheable: true,
+            variant: 0,
+        }
+    }
+
     /// Refuses a group that no engine can have.
     ///
     /// # Errors
@@ -247,6 +261,20 @@ pub struct Topology {
 }
 
 impl Topology {
+    /// These groups under the pure rule, with what holds if nothing else is configured.
+    #[must_use]
+    pub fn new(groups: Vec<GroupSpec>) -> Self {
+        Self {
+            alignment: Self::default_alignment(&groups),
+            hash_block_size: Self::default_hash_block_size(&groups),
+            groups,
+            partial_hits: false,
+            replay_tokens: 0,
+            hash_lookahead: 0,
+            dialect: EngineDialect::PURE,
+        }
+    }
+
     /// The alignment of hits if none is configured: the smallest at which blocks of all groups end.
     #[must_use]
     pub fn default_alignment(groups: &[GroupSpec]) -> u32 {

@@ -6,57 +6,34 @@ use std::slice::from_ref;
 use kvbraid_core::adaptive::AdaptiveCache;
 use kvbraid_core::blocks::{BlockId, NULL_BLOCK};
 use kvbraid_core::cache::{
-    ByValue, CacheConfig, EvictionPolicy, GroupOptions, HashFunction, Need, NewRequest,
-    PrefillCost, Retention,
+    ByValue, CacheConfig, EvictionPolicy, Need, NewRequest, PrefillCost, Retention,
 };
 use kvbraid_core::error::Error;
-use kvbraid_core::hash::{Digest, HashAlgo, none_hash};
+use kvbraid_core::hash::Digest;
 use kvbraid_core::secret::Secret;
-use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use kvbraid_core::spec::{GroupSpec, SpecKind, Topology};
 use proptest::prelude::*;
-
-const SECRET: Secret = Secret::new([7; 32]);
 
 fn group(kind: SpecKind, block_size: u32) -> GroupSpec {
     GroupSpec {
-        kind,
-        block_size,
         window: kind.is_window().then_some(9),
         chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(12),
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
+        ..GroupSpec::new(kind, block_size)
     }
 }
 
-fn config(groups: Vec<GroupSpec>, num_blocks: u32, retention: Retention) -> CacheConfig {
-    let alignment = groups.iter().map(|g| g.block_size).max().unwrap_or(4);
-    CacheConfig {
-        options: vec![GroupOptions::default(); groups.len()],
-        topology: Topology {
-            groups,
-            alignment,
-            hash_block_size: 4,
-            partial_hits: false,
-            replay_tokens: 0,
-            hash_lookahead: 0,
-            dialect: EngineDialect::PURE,
-        },
-        num_blocks,
-        caching: true,
+fn cache(groups: Vec<GroupSpec>, num_blocks: u32, retention: Retention) -> AdaptiveCache {
+    let topology = Topology {
+        alignment: groups.iter().map(|g| g.block_size).max().unwrap_or(4),
+        hash_block_size: 4,
+        ..Topology::new(groups)
+    };
+    let config = CacheConfig {
         events: true,
         retention,
-        max_model_len: u32::MAX,
-        max_in_flight_tokens: None,
-        watermark_blocks: 0,
-        num_reprefillable_tokens: 0,
-        partial_junctions: false,
-        hash: none_hash(HashAlgo::Sha256, None).map(|none_hash| HashFunction {
-            algo: HashAlgo::Sha256,
-            none_hash,
-        }),
-        follows_vllm: false,
-    }
+        ..CacheConfig::new(topology, num_blocks)
+    };
+    AdaptiveCache::new(config, &Secret::new([7; 32])).expect("a valid config")
 }
 
 fn prompt(family: u32, len: u32) -> NewRequest {
@@ -176,7 +153,7 @@ proptest! {
         num_blocks in 8..60u32,
         ops in proptest::collection::vec(op(), 1..40),
     ) {
-        let mut cache = AdaptiveCache::new(config(groups, num_blocks, retention), &SECRET).expect("a valid config");
+        let mut cache = cache(groups, num_blocks, retention);
         let mut running: Vec<(u64, u32)> = Vec::new();
         for op in ops {
             cache.start_step();
@@ -233,8 +210,7 @@ fn single_blocks_are_taken_held_and_found() {
         group(SpecKind::FullAttention, 4),
         group(SpecKind::SlidingWindow, 4),
     ];
-    let mut cache = AdaptiveCache::new(config(groups, 6, Retention::Interval(8)), &SECRET)
-        .expect("a valid config");
+    let mut cache = cache(groups, 6, Retention::Interval(8));
     let digests = [1u8, 2].map(|byte| Digest::from_bytes(&[byte; 32]).expect("32 bytes"));
     assert!(
         cache.take_blocks(6).is_err(),
@@ -280,8 +256,7 @@ fn single_blocks_are_taken_held_and_found() {
 #[test]
 fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
     let groups = vec![group(SpecKind::FullAttention, 4), group(SpecKind::Mamba, 4)];
-    let mut cache =
-        AdaptiveCache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+    let mut cache = cache(groups, 20, Retention::Dense);
     let id = cache.add(prompt(1, 9)).expect("a prompt");
     let need = Need {
         request: id,
@@ -314,8 +289,7 @@ fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
 #[test]
 fn a_request_that_is_given_twice_is_refused_before_anything_changes() {
     let groups = vec![group(SpecKind::FullAttention, 4)];
-    let mut cache =
-        AdaptiveCache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+    let mut cache = cache(groups, 20, Retention::Dense);
     let first = cache.add(prompt(1, 9)).expect("a prompt");
     assert!(begin(&mut cache, first, 9));
     let id = cache.add(prompt(1, 9)).expect("a prompt");
@@ -362,8 +336,7 @@ fn a_refusal_says_what_it_is_about() {
         group(SpecKind::FullAttention, 4),
         group(SpecKind::SlidingWindow, 4),
     ];
-    let mut cache =
-        AdaptiveCache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+    let mut cache = cache(groups, 20, Retention::Dense);
     let first = cache.add(prompt(1, 9)).expect("a prompt");
     assert!(begin(&mut cache, first, 9));
     let id = cache.add(prompt(1, 12)).expect("a prompt");

@@ -9,7 +9,7 @@ mod encoder;
 use std::hint::black_box;
 
 use choices::{Choices, Numbers};
-use encoder::{Value, batch, map, text, uints};
+use encoder::{Value, batch, clear, map, text, uints};
 use kvbraid_core::wire::{Batch, Decoder, Event, Limits, MAX_ARENA_BYTES_PER_BYTE, Stored};
 
 /// Vectors never grow to fewer elements than this, whatever the input's size.
@@ -82,7 +82,7 @@ fn seeds() -> Vec<Vec<u8>> {
             text("GPU"),
             Value::Uint(1),
         ]),
-        map(&[("type", text("AllBlocksCleared"))]),
+        clear(),
     ];
     vec![
         batch(&stores),

@@ -4,59 +4,41 @@ mod asking;
 
 use std::num::NonZeroU32;
 
-use asking::request;
-use kvbraid_core::fleet::{Index, Options, PodConfig, PodSpec, Row, State};
-use kvbraid_core::secret::Secret;
+use asking::{index_of, options, pod, request};
+use kvbraid_core::fleet::{Index, PodConfig, PodSpec, Row, State};
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 const POD: &str = "a";
 const BLOCK: u32 = 16;
 
-fn group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
-    GroupSpec {
-        kind,
-        block_size: BLOCK,
-        window,
-        chunk: None,
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
-    }
-}
-
 /// An index that was started after a pod of two groups, whose engine has this many blocks.
 fn late(num_gpu_blocks: u32) -> Index {
-    let mut index = Index::new(Options::new(Secret::new([7; 32])));
+    let mut index = index_of(options(), &[]);
     meet_late(&mut index, POD, num_gpu_blocks);
     index
 }
 
-fn meet_late(index: &mut Index, pod: &str, num_gpu_blocks: u32) {
+fn meet_late(index: &mut Index, name: &str, num_gpu_blocks: u32) {
+    let full = GroupSpec::new(SpecKind::FullAttention, BLOCK);
+    let window = GroupSpec {
+        window: Some(BLOCK + 1),
+        ..GroupSpec::new(SpecKind::SlidingWindow, BLOCK)
+    };
     let topology = Topology {
-        groups: vec![
-            group(SpecKind::FullAttention, None),
-            group(SpecKind::SlidingWindow, Some(BLOCK + 1)),
-        ],
-        alignment: BLOCK,
-        hash_block_size: BLOCK,
-        partial_hits: false,
-        replay_tokens: 0,
-        hash_lookahead: 0,
         dialect: EngineDialect::VLLM,
+        ..Topology::new(vec![full, window])
     };
     let spec = PodSpec {
-        model: "m".to_owned(),
-        dp_size: 1,
         config: PodConfig {
             topology: Some(topology),
             num_gpu_blocks: NonZeroU32::new(num_gpu_blocks),
             ..PodConfig::default()
         },
-        ..PodSpec::default()
+        ..pod()
     };
-    index.register(pod, spec).expect("a pod");
-    index.lose(pod, 0).expect("a known pod");
-    let told = index.set_state(pod, 0, State::Degraded, "lost".to_owned());
+    index.register(name, spec).expect("a pod");
+    index.lose(name, 0).expect("a known pod");
+    let told = index.set_state(name, 0, State::Degraded, "lost".to_owned());
     told.expect("a known pod");
     index.check_integrity();
 }

@@ -7,56 +7,36 @@ mod asking;
 mod choices;
 mod encoder;
 
-use asking::request;
+use asking::{index_of, options, request};
 use choices::{Choices, Numbers};
-use encoder::{Value, batch, map, text, uints};
-use kvbraid_core::fleet::{Index, Options, PodSpec, RankInfo, Row, ScoreRequest};
-use kvbraid_core::secret::Secret;
+use encoder::{Value, batch, clear, full_group, text};
+use kvbraid_core::fleet::{Index, Options, RankInfo, Row, ScoreRequest};
 
 const CHAIN: u64 = 64;
 
 fn fleet(limit: usize, pods: &[&str]) -> Index {
-    let mut index = Index::new(Options {
+    let options = Options {
         memory_limit_bytes: limit,
-        ..Options::new(Secret::new([7; 32]))
-    });
-    for pod in pods {
-        let spec = PodSpec {
-            model: "m".to_owned(),
-            dp_size: 1,
-            ..PodSpec::default()
-        };
-        index.register(pod, spec).unwrap();
-    }
-    index
+        ..options()
+    };
+    index_of(options, pods)
 }
 
 fn tokens_of(chain: u64) -> Vec<u64> {
     (chain * CHAIN..(chain + 1) * CHAIN).collect()
 }
 
-/// A chain of blocks of one token each, which no other chain shares. Its hashes are its tokens and 1.
+fn hashes_of(chain: u64) -> Vec<u64> {
+    tokens_of(chain).iter().map(|token| token + 1).collect()
+}
+
+/// A chain of blocks of one token each, which no other chain shares.
 fn store(chain: u64) -> Value {
-    let tokens = tokens_of(chain);
-    let hashes: Vec<u64> = tokens.iter().map(|token| token + 1).collect();
-    map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(&hashes)),
-        ("parent_block_hash", Value::Nil),
-        ("token_ids", uints(&tokens)),
-        ("block_size", Value::Uint(1)),
-        ("kv_cache_spec_kind", text("full_attention")),
-        ("group_idx", Value::Uint(0)),
-    ])
+    encoder::store(&hashes_of(chain), None, &tokens_of(chain), 1, &full_group())
 }
 
 fn remove(chain: u64) -> Value {
-    let hashes: Vec<u64> = tokens_of(chain).iter().map(|token| token + 1).collect();
-    map(&[
-        ("type", text("BlockRemoved")),
-        ("block_hashes", uints(&hashes)),
-        ("group_idx", Value::Uint(0)),
-    ])
+    encoder::remove(&hashes_of(chain), &[("group_idx", Value::Uint(0))])
 }
 
 fn tell(index: &mut Index, pod: &str, events: impl IntoIterator<Item = Value>) {
@@ -200,15 +180,11 @@ fn a_pod_that_spreads_few_blocks_over_many_pages_pays_for_them() {
     tell(&mut index, "plain", (0..512).map(store));
     let one = |chain: u64, group: u64| {
         let token = chain * CHAIN;
-        map(&[
-            ("type", text("BlockStored")),
-            ("block_hashes", uints(&[token + 1])),
-            ("parent_block_hash", Value::Nil),
-            ("token_ids", uints(&[token])),
-            ("block_size", Value::Uint(1)),
+        let more = [
             ("kv_cache_spec_kind", text("full_attention")),
             ("group_idx", Value::Uint(group)),
-        ])
+        ];
+        encoder::store(&[token + 1], None, &[token], 1, &more)
     };
     for chain in (0..512).step_by(8) {
         tell(
@@ -251,7 +227,7 @@ fn step(numbers: &mut Numbers) -> (&'static str, Vec<Value>) {
     let events = (0..=numbers.below(8)).map(|_| {
         let chain = numbers.below(chains) as u64;
         match numbers.below(32) {
-            0 if numbers.below(32) == 0 => map(&[("type", text("AllBlocksCleared"))]),
+            0 if numbers.below(32) == 0 => clear(),
             0..6 => remove(chain),
             _ => store(chain),
         }

@@ -6,12 +6,11 @@
 mod asking;
 mod encoder;
 
-use asking::request;
-use encoder::{Value, batch, map, text, uints};
+use asking::{index_of, options, pod, request};
+use encoder::{Value, batch, remove, store, text};
 use kvbraid_core::fleet::{
-    GroupOfModel, Index, Options, PodConfig, PodSpec, Publisher, SLICE, SilentPools,
+    GroupOfModel, Index, PodConfig, PodSpec, Publisher, Row, SLICE, SilentPools,
 };
-use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::SpecKind;
 
 const POD: &str = "a";
@@ -26,36 +25,26 @@ fn index(window: Option<u32>, silent: SilentPools) -> Index {
         window,
         grid: 1,
     };
-    let mut index = Index::new(Options::new(Secret::new([7; 32])));
+    let mut index = index_of(options(), &[]);
     let config = PodConfig {
         publisher: Publisher::Sglang,
         silent_groups: Some(vec![group]),
         silent,
         ..PodConfig::default()
     };
-    let spec = PodSpec {
-        model: "m".to_owned(),
-        dp_size: 1,
-        config,
-        ..PodSpec::default()
-    };
-    index.register(POD, spec).unwrap();
+    index.register(POD, PodSpec { config, ..pod() }).unwrap();
     index
 }
 
 /// A store of pages of one token each.
 fn stored(hashes: &[u32], parent: Option<u32>) -> Value {
-    map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(hashes)),
-        (
-            "parent_block_hash",
-            parent.map_or(Value::Nil, |p| Value::Uint(p.into())),
-        ),
-        ("token_ids", uints(hashes)),
-        ("block_size", Value::Uint(1)),
-        ("medium", text("GPU")),
-    ])
+    let medium = [("medium", text("GPU"))];
+    store(hashes, parent.map(u64::from), hashes, 1, &medium)
+}
+
+/// The pod's row for a prompt.
+fn ask(index: &mut Index, tokens: &[u32]) -> Row {
+    index.score(&request(tokens)).unwrap().rows.remove(0)
 }
 
 /// Stores a chain of this many pages, hashes 1 and on.
@@ -139,7 +128,7 @@ fn what_was_cut_short_leaves_the_bounds_as_wide_as_they_are() {
     chain(&mut index, 4096);
     leaves(&mut index, 4096, 4000);
     let tokens: Vec<u32> = (1..=4096).chain([1_000_005, 1]).collect();
-    let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+    let row = ask(&mut index, &tokens);
     assert!(row.bounds.lower <= row.expected && row.expected <= row.bounds.upper);
     assert_eq!(row.bounds.upper, 4097);
 }
@@ -153,10 +142,7 @@ fn a_request_that_waits_for_its_pages_has_each_of_them_looked_for_once() {
     index.routed(POD, 0, &request(&tokens), &[]).unwrap();
     let mut efforts = vec![];
     for _ in 0..100 {
-        let removal = map(&[
-            ("type", text("BlockRemoved")),
-            ("block_hashes", uints(&[999_999_u32])),
-        ]);
+        let removal = remove(&[999_999_u32], &[]);
         efforts.push(index.apply(POD, 0, &batch(&[removal])).unwrap().effort);
     }
     assert_eq!(efforts, [1; 100]);
@@ -165,17 +151,11 @@ fn a_request_that_waits_for_its_pages_has_each_of_them_looked_for_once() {
         index.apply(POD, 0, &batch(&[store])).unwrap().effort
     });
     assert_eq!(one_by_one.collect::<Vec<_>>(), [2; 99]);
-    assert_eq!(
-        index.score(&request(&tokens)).unwrap().rows[0].expected,
-        pages
-    );
+    assert_eq!(ask(&mut index, &tokens).expected, pages);
     let last = stored(&[pages + 100], Some(pages + 99));
     let last = index.apply(POD, 0, &batch(&[last])).unwrap().effort;
     assert!(last > u64::from(pages), "{last}: its marks are left");
-    assert_eq!(
-        index.score(&request(&tokens)).unwrap().rows[0].expected,
-        pages + 100
-    );
+    assert_eq!(ask(&mut index, &tokens).expected, pages + 100);
 }
 
 /// A request that is noted when its first page is there, and then its other pages but the last.
@@ -203,13 +183,13 @@ fn the_marks_that_a_long_request_leaves_with_a_batch_are_shown_in_slices() {
     let mut slices = 1;
     while !index.advance(POD, 0, &mut intake, SLICE).unwrap() {
         index.check_integrity();
-        let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+        let row = ask(&mut index, &tokens);
         assert!(row.bounds.lower <= row.expected && row.expected <= row.bounds.upper);
         slices += 1;
     }
     index.give_back(intake);
     assert!(slices > pages as usize / SLICE, "{slices}");
-    let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+    let row = ask(&mut index, &tokens);
     assert_eq!(row.expected, pages);
 }
 
@@ -227,10 +207,7 @@ fn a_request_is_noted_in_parts() {
     index.note_routed(POD, 0, &request(&tokens), &[]).unwrap();
     while !index.end_routed(POD, 0, 16).unwrap() {}
     index.check_integrity();
-    assert_eq!(
-        index.score(&request(&tokens)).unwrap().rows[0].expected,
-        pages
-    );
+    assert_eq!(ask(&mut index, &tokens).expected, pages);
     assert!(index.begin_routed(POD, 0, "another", SLICE).is_err());
 }
 
@@ -240,7 +217,7 @@ fn of_a_request_with_more_pages_than_are_followed_the_first_ones_are() {
     let mut index = index(Some(129), SilentPools::default());
     let tokens = waits_for(&mut index, most + 5000);
     assert_eq!(cut_short(&index), 1);
-    let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+    let row = ask(&mut index, &tokens);
     assert_eq!((row.expected, row.bounds.upper), (most, most + 4999));
     assert_eq!(row.bounds.lower, 0);
 }

@@ -7,10 +7,9 @@
 mod asking;
 mod encoder;
 
-use asking::request;
-use encoder::{Value, batch, map, text, uints};
-use kvbraid_core::fleet::{Index, Options, PodSpec, RankInfo, Row, State};
-use kvbraid_core::secret::Secret;
+use asking::{index_of, options, pod, request};
+use encoder::{Value, batch, clear, full_group, text};
+use kvbraid_core::fleet::{Index, PodSpec, RankInfo, Row, State};
 
 const BLOCK: u32 = 2;
 const PROMPT_BLOCKS: u32 = 40;
@@ -20,39 +19,28 @@ fn prompt() -> Vec<u32> {
     (0..PROMPT_BLOCKS * BLOCK).collect()
 }
 
+/// A store of the prompt's first blocks, with these hashes.
+fn first_blocks(hashes: &[u32], block: u32, more: &[(&str, Value)]) -> Value {
+    let tokens = &prompt()[..hashes.len() * block as usize];
+    encoder::store(hashes, None, tokens, block, &[&full_group(), more].concat())
+}
+
 fn store(blocks: u32) -> Value {
-    map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(&(1..=blocks).collect::<Vec<u32>>())),
-        ("parent_block_hash", Value::Nil),
-        ("token_ids", uints(&prompt()[..(blocks * BLOCK) as usize])),
-        ("block_size", Value::Uint(BLOCK.into())),
-        ("kv_cache_spec_kind", text("full_attention")),
-        ("group_idx", Value::Uint(0)),
-    ])
+    first_blocks(&(1..=blocks).collect::<Vec<u32>>(), BLOCK, &[])
+}
+
+fn store_on_cpu(blocks: u32) -> Value {
+    let hashes: Vec<u32> = (1..=blocks).collect();
+    first_blocks(&hashes, BLOCK, &[("medium", text("CPU"))])
 }
 
 fn remove(hashes: &[u32]) -> Value {
-    map(&[
-        ("type", text("BlockRemoved")),
-        ("block_hashes", uints(hashes)),
-        ("group_idx", Value::Uint(0)),
-    ])
-}
-
-fn clear() -> Value {
-    map(&[("type", text("AllBlocksCleared"))])
+    encoder::remove(hashes, &[("group_idx", Value::Uint(0))])
 }
 
 fn fleet() -> Index {
-    let mut index = Index::new(Options::new(Secret::new([7; 32])));
+    let mut index = index_of(options(), &["long", "other"]);
     for (pod, blocks) in [("long", 4), ("other", 5)] {
-        let spec = PodSpec {
-            model: "m".to_owned(),
-            dp_size: 1,
-            ..PodSpec::default()
-        };
-        index.register(pod, spec).unwrap();
         index.apply(pod, 0, &batch(&[store(blocks)])).unwrap();
     }
     index
@@ -134,21 +122,11 @@ fn a_rank_whose_groups_are_not_known_yet_promises_nothing_either() {
 fn a_chain_whose_place_is_told_between_two_of_its_slices_goes_on_from_there() {
     // The parent of the chain is named by the chain's own first hash in a later store: what is
     // settled after a slice moves the trie that the rest of the chain was measured in.
-    let below = |parent: u32, first: u32, count: u32| {
+    let below = |parent: u64, first: u32, count: u32| {
         let from = (first - 1) * BLOCK;
         let tokens = &prompt()[from as usize..(from + count * BLOCK) as usize];
-        map(&[
-            ("type", text("BlockStored")),
-            (
-                "block_hashes",
-                uints(&(first..first + count).collect::<Vec<u32>>()),
-            ),
-            ("parent_block_hash", Value::Uint(parent.into())),
-            ("token_ids", uints(tokens)),
-            ("block_size", Value::Uint(BLOCK.into())),
-            ("kv_cache_spec_kind", text("full_attention")),
-            ("group_idx", Value::Uint(0)),
-        ])
+        let hashes: Vec<u32> = (first..first + count).collect();
+        encoder::store(&hashes, Some(parent), tokens, BLOCK, &full_group())
     };
     for work in 1..8 {
         let mut index = fleet();
@@ -168,15 +146,7 @@ fn a_chain_whose_place_is_told_between_two_of_its_slices_goes_on_from_there() {
 fn a_block_size_that_turns_out_larger_regrades_the_rank_slice_by_slice() {
     let mut index = fleet();
     index.apply("long", 0, &batch(&[store(LONG)])).unwrap();
-    let larger = map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(&[100u32])),
-        ("parent_block_hash", Value::Nil),
-        ("token_ids", uints(&prompt()[..2 * BLOCK as usize])),
-        ("block_size", Value::Uint((2 * BLOCK).into())),
-        ("kv_cache_spec_kind", text("full_attention")),
-        ("group_idx", Value::Uint(0)),
-    ]);
+    let larger = first_blocks(&[100], 2 * BLOCK, &[]);
     let pauses = pauses(&mut index, &batch(&[larger]), 4);
     assert!(pauses.len() >= LONG as usize / 4, "{} pauses", pauses.len());
     assert!(pauses.iter().all(|[long, _]| !long.is_exact()));
@@ -192,27 +162,9 @@ fn a_block_size_that_turns_out_larger_regrades_the_rank_slice_by_slice() {
 #[test]
 fn a_clear_of_many_blocks_leaves_what_other_tiers_hold_in_doubt() {
     let mut index = fleet();
-    let on_cpu = map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(&[1u32, 2])),
-        ("parent_block_hash", Value::Nil),
-        ("token_ids", uints(&prompt()[..2 * BLOCK as usize])),
-        ("block_size", Value::Uint(BLOCK.into())),
-        ("kv_cache_spec_kind", text("full_attention")),
-        ("group_idx", Value::Uint(0)),
-        ("medium", text("CPU")),
-    ]);
-    let twin = map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(&[200u32, 201, 202, 203])),
-        ("parent_block_hash", Value::Nil),
-        ("token_ids", uints(&prompt()[..4 * BLOCK as usize])),
-        ("block_size", Value::Uint(BLOCK.into())),
-        ("kv_cache_spec_kind", text("full_attention")),
-        ("group_idx", Value::Uint(0)),
-    ]);
+    let twin = first_blocks(&[200, 201, 202, 203], BLOCK, &[]);
     // Second copies, two hashes at each of four boundaries, and enough blocks for their bits to go plane by plane.
-    let events = [store(LONG), on_cpu, store(3), twin];
+    let events = [store(LONG), store_on_cpu(2), store(3), twin];
     index.apply("long", 0, &batch(&events)).unwrap();
     index.apply("long", 0, &batch(&[clear()])).unwrap();
     index.check_integrity();
@@ -232,13 +184,7 @@ fn what_a_panic_left_of_a_rank_is_forgotten_and_no_other_rank_loses_anything() {
     let [_, other] = rows(&mut index);
     // Half of a batch is in, and what is undecided waits for the rest of it.
     let mut intake = index.take_intake();
-    let undecided = map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(&[900_u32, 901])),
-        ("parent_block_hash", Value::Uint(899)),
-        ("token_ids", uints(&[7_u32; 4])),
-        ("block_size", Value::Uint(BLOCK.into())),
-    ]);
+    let undecided = encoder::store(&[900_u32, 901], Some(899), &[7_u32; 4], BLOCK, &[]);
     intake.read(&batch(&[undecided, store(LONG), clear(), store(LONG)]));
     assert!(!index.advance("long", 0, &mut intake, 8).unwrap());
     index.discard("long", 0).unwrap();
@@ -260,13 +206,8 @@ fn what_a_panic_left_of_a_rank_is_forgotten_and_no_other_rank_loses_anything() {
 #[test]
 fn what_is_known_of_all_ranks_can_be_asked_a_few_at_a_time() {
     let mut index = fleet();
-    for (pod, dp_size) in [("middle", 3), ("a", 2)] {
-        let spec = PodSpec {
-            model: "m".to_owned(),
-            dp_size,
-            ..PodSpec::default()
-        };
-        index.register(pod, spec).unwrap();
+    for (name, dp_size) in [("middle", 3), ("a", 2)] {
+        index.register(name, PodSpec { dp_size, ..pod() }).unwrap();
     }
     let all = index.pods();
     for most in 1..=8 {
@@ -291,17 +232,8 @@ fn what_is_known_of_all_ranks_can_be_asked_a_few_at_a_time() {
 /// Blocks on the CPU tier of `long`.
 fn stored_on_cpu() -> Index {
     let mut index = fleet();
-    let on_cpu = map(&[
-        ("type", text("BlockStored")),
-        ("block_hashes", uints(&(1..=LONG).collect::<Vec<u32>>())),
-        ("parent_block_hash", Value::Nil),
-        ("token_ids", uints(&prompt()[..(LONG * BLOCK) as usize])),
-        ("block_size", Value::Uint(BLOCK.into())),
-        ("medium", text("CPU")),
-        ("kv_cache_spec_kind", text("full_attention")),
-        ("group_idx", Value::Uint(0)),
-    ]);
-    index.apply("long", 0, &batch(&[on_cpu])).unwrap();
+    let payload = batch(&[store_on_cpu(LONG)]);
+    index.apply("long", 0, &payload).unwrap();
     index
 }
 

@@ -2,7 +2,7 @@
 
 mod encoder;
 
-use encoder::{Value, batch, encode, map, text, uints};
+use encoder::{Value, batch, clear, encode, map, remove, text, uints};
 use kvbraid_core::spec::SpecKind;
 use kvbraid_core::wide::WideToken;
 use kvbraid_core::wire::{
@@ -158,10 +158,7 @@ fn repeated_lists_share_their_spans_and_differing_ones_do_not() {
     let batch = decode(&batch(&[
         event(0, 8),
         event(1, 8),
-        map(&[
-            ("type", text("BlockRemoved")),
-            ("block_hashes", uints(&[7_u64])),
-        ]),
+        remove(&[7_u64], &[]),
         event(2, 9),
         event(3, 9),
     ]));
@@ -323,15 +320,16 @@ fn removes_and_clears_are_read_in_both_spellings() {
             text("DISK"),
             Value::Uint(2),
         ]),
-        map(&[
-            ("type", text("BlockRemoved")),
-            ("block_hashes", uints(&[2_u64])),
-            ("medium", Value::Nil),
-            ("ownership", text("me")),
-            ("token_ids", text("no field of a remove, so ignored")),
-        ]),
+        remove(
+            &[2_u64],
+            &[
+                ("medium", Value::Nil),
+                ("ownership", text("me")),
+                ("token_ids", text("no field of a remove, so ignored")),
+            ],
+        ),
         Value::Array(vec![text("AllBlocksCleared"), Value::Nil]),
-        map(&[("type", text("AllBlocksCleared"))]),
+        clear(),
     ]));
     assert_eq!(refusals(&batch), []);
     match batch.events[..] {
@@ -513,8 +511,7 @@ fn refused_events_in_a_row_stand_in_one_place_with_what_they_may_have_told() {
 
 #[test]
 fn a_truncated_payload_keeps_the_events_before_the_cut() {
-    let clear = map(&[("type", text("AllBlocksCleared"))]);
-    let payload = batch(&vec![clear; 100]);
+    let payload = batch(&vec![clear(); 100]);
     let whole = decode(&payload);
     for cut in 0..payload.len() {
         let mut batch = decode(&payload[..cut]);

@@ -2,7 +2,7 @@
 //! refused here.
 
 use crate::error::{Error, Result};
-use crate::hash::{Digest, HashAlgo};
+use crate::hash::{Digest, HashAlgo, none_hash};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// What allocation needs to know of a group beyond what the resume rule needs.
@@ -183,6 +183,28 @@ pub struct CacheConfig {
 const MAX_GROUPS: usize = 64;
 
 impl CacheConfig {
+    /// A pool for these groups that keeps everything and records no events, hashes with SHA-256 and
+    /// has no other limit.
+    #[must_use]
+    pub fn new(topology: Topology, num_blocks: u32) -> Self {
+        let algo = HashAlgo::Sha256;
+        Self {
+            options: vec![GroupOptions::default(); topology.groups.len()],
+            topology,
+            num_blocks,
+            caching: true,
+            events: false,
+            retention: Retention::Dense,
+            max_model_len: u32::MAX,
+            max_in_flight_tokens: None,
+            watermark_blocks: 0,
+            num_reprefillable_tokens: 0,
+            partial_junctions: false,
+            hash: none_hash(algo, None).map(|none_hash| HashFunction { algo, none_hash }),
+            follows_vllm: false,
+        }
+    }
+
     /// Whether the engine's own search can report more than is held.
     pub(super) fn hits_may_lack_blocks(&self) -> bool {
         let dialect = self.topology.dialect;

@@ -15,45 +15,13 @@
 //! - `statistics` and `inspect` show what the cache did and what it has.
 //!
 //! ```
-//! use kvbraid_core::cache::{Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, Retention};
-//! use kvbraid_core::hash::{HashAlgo, none_hash};
+//! use kvbraid_core::cache::{Cache, CacheConfig, Need, NewRequest};
 //! use kvbraid_core::secret::Secret;
-//! use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+//! use kvbraid_core::spec::{GroupSpec, SpecKind, Topology};
 //!
 //! // A model with full attention, in a pool of 8 blocks of 4 tokens.
-//! let full = GroupSpec {
-//!     kind: SpecKind::FullAttention,
-//!     block_size: 4,
-//!     window: None,
-//!     chunk: None,
-//!     eagle: false,
-//!     prefix_cacheable: true,
-//!     variant: 0,
-//! };
-//! let algo = HashAlgo::Sha256;
-//! let config = CacheConfig {
-//!     topology: Topology {
-//!         groups: vec![full],
-//!         alignment: 4,
-//!         hash_block_size: 4,
-//!         partial_hits: false,
-//!         replay_tokens: 0,
-//!         hash_lookahead: 0,
-//!         dialect: EngineDialect::PURE,
-//!     },
-//!     options: vec![GroupOptions::default()],
-//!     num_blocks: 8,
-//!     caching: true,
-//!     events: false,
-//!     retention: Retention::Dense,
-//!     max_model_len: u32::MAX,
-//!     max_in_flight_tokens: None,
-//!     watermark_blocks: 0,
-//!     num_reprefillable_tokens: 0,
-//!     partial_junctions: false,
-//!     hash: none_hash(algo, None).map(|none_hash| HashFunction { algo, none_hash }),
-//!     follows_vllm: false,
-//! };
+//! let full = GroupSpec::new(SpecKind::FullAttention, 4);
+//! let config = CacheConfig::new(Topology::new(vec![full]), 8);
 //! let mut cache = Cache::new(config, &Secret::new([7; 32]))?;
 //! let prompt = |tokens: Vec<u32>| NewRequest {
 //!     num_prompt_tokens: tokens.len() as u32,

@@ -5,26 +5,15 @@ use hashbrown::HashMap;
 use super::*;
 use crate::blocks::{BlockId, count};
 use crate::error::Error;
-use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use crate::spec::{GroupSpec, SpecKind, Topology};
 
-pub(super) const FULL: GroupSpec = GroupSpec {
-    kind: SpecKind::FullAttention,
-    block_size: 4,
-    window: None,
-    chunk: None,
-    eagle: false,
-    prefix_cacheable: true,
-    variant: 0,
-};
+pub(super) const FULL: GroupSpec = GroupSpec::new(SpecKind::FullAttention, 4);
 const WINDOW: GroupSpec = GroupSpec {
     kind: SpecKind::SlidingWindow,
     window: Some(5),
     ..FULL
 };
-const STATE: GroupSpec = GroupSpec {
-    kind: SpecKind::Mamba,
-    ..FULL
-};
+const STATE: GroupSpec = GroupSpec::new(SpecKind::Mamba, 4);
 
 fn ids(numbers: &[u32]) -> Vec<BlockId> {
     numbers.iter().copied().map(BlockId).collect()
@@ -37,15 +26,7 @@ pub(super) fn snapshot(groups: &[GroupSpec], requests: &[&[&[u32]]]) -> Snapshot
         findable: Vec::new(),
     };
     Snapshot {
-        topology: Topology {
-            groups: groups.to_vec(),
-            alignment: 4,
-            hash_block_size: 4,
-            partial_hits: false,
-            replay_tokens: 0,
-            hash_lookahead: 0,
-            dialect: EngineDialect::PURE,
-        },
+        topology: Topology::new(groups.to_vec()),
         num_blocks: 100,
         tables: (0..)
             .zip(requests.iter().map(tables))

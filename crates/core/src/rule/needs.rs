@@ -45,15 +45,7 @@ pub fn first_read(group: &GroupSpec, boundary: u32) -> u32 {
 /// use kvbraid_core::rule::needed;
 /// use kvbraid_core::spec::{GroupSpec, SpecKind};
 ///
-/// let full = GroupSpec {
-///     kind: SpecKind::FullAttention,
-///     block_size: 16,
-///     window: None,
-///     chunk: None,
-///     eagle: false,
-///     prefix_cacheable: true,
-///     variant: 0,
-/// };
+/// let full = GroupSpec::new(SpecKind::FullAttention, 16);
 /// let window = GroupSpec { kind: SpecKind::SlidingWindow, window: Some(32), ..full };
 /// assert_eq!(needed(&full, 64), 0..4);
 /// assert_eq!(needed(&window, 64), 2..4);

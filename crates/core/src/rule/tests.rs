@@ -3,40 +3,19 @@
 use super::*;
 use crate::spec::{EngineDialect, GroupSpec, SpecKind};
 
-fn group(kind: SpecKind, block_size: u32) -> GroupSpec {
-    let (window, chunk) = (None, None);
-    GroupSpec {
-        kind,
-        block_size,
-        window,
-        chunk,
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
-    }
-}
-
 fn full() -> GroupSpec {
-    group(SpecKind::FullAttention, 16)
+    GroupSpec::new(SpecKind::FullAttention, 16)
 }
 
 fn window(tokens: u32) -> GroupSpec {
     GroupSpec {
         window: Some(tokens),
-        ..group(SpecKind::SlidingWindow, 16)
+        ..GroupSpec::new(SpecKind::SlidingWindow, 16)
     }
 }
 
 fn topology(groups: &[GroupSpec]) -> Topology {
-    Topology {
-        groups: groups.to_vec(),
-        alignment: 16,
-        hash_block_size: 16,
-        partial_hits: false,
-        replay_tokens: 0,
-        hash_lookahead: 0,
-        dialect: EngineDialect::PURE,
-    }
+    Topology::new(groups.to_vec())
 }
 
 fn query(num_tokens: u32, mask: u64) -> Query {
@@ -118,7 +97,7 @@ fn a_scratch_carries_nothing_from_one_evaluation_to_the_next() {
 
 #[test]
 fn a_topology_that_restricts_nothing_accepts_the_longest_boundary() {
-    let topology = topology(&[group(SpecKind::EncoderOnlyAttention, 16)]);
+    let topology = topology(&[GroupSpec::new(SpecKind::EncoderOnlyAttention, 16)]);
     assert_eq!(answers(&topology, &[&[]], query(100, 1))[0], 96);
 }
 
@@ -215,7 +194,7 @@ fn what_may_be_reused_beside_unknown_blocks_is_what_the_best_of_them_would_add()
     };
     let chunk = GroupSpec {
         chunk: Some(32),
-        ..group(SpecKind::ChunkedLocalAttention, 16)
+        ..GroupSpec::new(SpecKind::ChunkedLocalAttention, 16)
     };
     let second = [
         full(),
@@ -224,7 +203,7 @@ fn what_may_be_reused_beside_unknown_blocks_is_what_the_best_of_them_would_add()
         window(200),
         eagle(window(33)),
         chunk,
-        group(SpecKind::Mamba, 16),
+        GroupSpec::new(SpecKind::Mamba, 16),
         GroupSpec {
             prefix_cacheable: false,
             ..full()

@@ -84,7 +84,7 @@ fn number(variable: &str, default: u64) -> u64 {
 }
 
 /// Numbers that differ from seed to seed from the first one on.
-fn numbers(seed: u64) -> Numbers {
+pub(crate) fn numbers(seed: u64) -> Numbers {
     let mut numbers = Numbers((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     numbers.below(2);
     numbers

@@ -40,6 +40,43 @@ pub(crate) fn map(fields: &[(&str, Value)]) -> Value {
     )
 }
 
+/// A store; `more` are the fields that not every store has.
+pub(crate) fn store<H: Copy + Into<u64>, T: Copy + Into<u64>>(
+    hashes: &[H],
+    parent: Option<u64>,
+    tokens: &[T],
+    block_size: u32,
+    more: &[(&str, Value)],
+) -> Value {
+    let fields = [
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(hashes)),
+        ("parent_block_hash", parent.map_or(Value::Nil, Value::Uint)),
+        ("token_ids", uints(tokens)),
+        ("block_size", Value::Uint(block_size.into())),
+    ];
+    map(&[&fields, more].concat())
+}
+
+/// What the stores of an engine with one full-attention group have besides.
+pub(crate) fn full_group() -> [(&'static str, Value); 2] {
+    let kind = ("kv_cache_spec_kind", text("full_attention"));
+    [kind, ("group_idx", Value::Uint(0))]
+}
+
+/// A removal; `more` are the fields that not every removal has.
+pub(crate) fn remove<H: Copy + Into<u64>>(hashes: &[H], more: &[(&str, Value)]) -> Value {
+    let fields = [
+        ("type", text("BlockRemoved")),
+        ("block_hashes", uints(hashes)),
+    ];
+    map(&[&fields, more].concat())
+}
+
+pub(crate) fn clear() -> Value {
+    map(&[("type", text("AllBlocksCleared"))])
+}
+
 /// A batch with these events, timestamp 1.5 and rank 0.
 pub(crate) fn batch(events: &[Value]) -> Vec<u8> {
     let fields = vec![

@@ -332,7 +332,7 @@ fn removed(engine: Engine, choices: &mut impl Choices) -> Value {
 
 fn cleared(choices: &mut impl Choices) -> Value {
     match choices.below(2) {
-        0 => map(&[("type", text("AllBlocksCleared"))]),
+        0 => encoder::clear(),
         _ => Value::Array(vec![text("AllBlocksCleared")]),
     }
 }

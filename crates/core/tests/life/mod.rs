@@ -20,7 +20,7 @@ use kvbraid_core::fleet::{
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
-use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use kvbraid_core::spec::{GroupSpec, SpecKind, Topology};
 use kvbraid_core::wide::{WideAt, halves};
 
 const PODS: [&str; 2] = ["a", "b"];
@@ -410,27 +410,13 @@ fn of_model(window: u32) -> PodConfig {
 }
 
 fn topology(engine: events::Engine) -> Topology {
-    let groups = engine.groups;
     let group = |&(kind, block_size): &(&str, u32)| {
         let kind = SpecKind::from_name(kind).unwrap();
         GroupSpec {
-            kind,
-            block_size,
             window: kind.is_window().then_some(engine.window),
             chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(4),
-            eagle: false,
-            prefix_cacheable: true,
-            variant: 0,
+            ..GroupSpec::new(kind, block_size)
         }
     };
-    let largest = groups.iter().map(|(_, size)| *size).max().unwrap_or(1);
-    Topology {
-        groups: groups.iter().map(group).collect(),
-        alignment: largest,
-        hash_block_size: groups.iter().map(|(_, size)| *size).min().unwrap_or(1),
-        partial_hits: false,
-        replay_tokens: 0,
-        hash_lookahead: 0,
-        dialect: EngineDialect::PURE,
-    }
+    Topology::new(engine.groups.iter().map(group).collect())
 }

@@ -8,12 +8,9 @@ use std::slice::from_ref;
 use crate::choices::Choices;
 
 use kvbraid_core::adaptive::AdaptiveCache;
-use kvbraid_core::cache::{
-    ByValue, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost, Retention,
-};
-use kvbraid_core::hash::{HashAlgo, none_hash};
+use kvbraid_core::cache::{ByValue, CacheConfig, Need, NewRequest, PrefillCost, Retention};
 use kvbraid_core::secret::Secret;
-use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use kvbraid_core::spec::{GroupSpec, SpecKind, Topology};
 
 const BLOCK: u32 = 4;
 const KINDS: [SpecKind; 6] = [
@@ -143,14 +140,11 @@ impl Life {
 
 fn group(choices: &mut impl Choices) -> GroupSpec {
     let kind = KINDS[choices.below(6)];
+    let block_size = BLOCK * (1 + below(choices, 2));
     GroupSpec {
-        kind,
-        block_size: BLOCK * (1 + below(choices, 2)),
         window: kind.is_window().then_some(5 + below(choices, 8)),
         chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(8 + 4 * below(choices, 2)),
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
+        ..GroupSpec::new(kind, block_size)
     }
 }
 
@@ -163,30 +157,19 @@ fn config(groups: Vec<GroupSpec>, choices: &mut impl Choices) -> CacheConfig {
         },
         policy: None,
     };
+    let topology = Topology {
+        alignment: 2 * BLOCK,
+        hash_block_size: BLOCK,
+        ..Topology::new(groups)
+    };
+    let num_blocks = 4 + below(choices, 60);
     CacheConfig {
-        options: vec![GroupOptions::default(); groups.len()],
-        topology: Topology {
-            groups,
-            alignment: 2 * BLOCK,
-            hash_block_size: BLOCK,
-            partial_hits: false,
-            replay_tokens: 0,
-            hash_lookahead: 0,
-            dialect: EngineDialect::PURE,
-        },
-        num_blocks: 4 + below(choices, 60),
         caching: !choices.once_in(8),
         events: true,
         retention: [Retention::Dense, Retention::ByValue(by_value)][choices.below(2)],
         max_model_len: [u32::MAX, 64][choices.below(2)],
-        max_in_flight_tokens: None,
         watermark_blocks: below(choices, 3),
-        num_reprefillable_tokens: 0,
-        partial_junctions: false,
-        hash: none_hash(HashAlgo::Sha256, None).map(|none_hash| HashFunction {
-            algo: HashAlgo::Sha256,
-            none_hash,
-        }),
         follows_vllm: choices.once_in(4),
+        ..CacheConfig::new(topology, num_blocks)
     }
 }

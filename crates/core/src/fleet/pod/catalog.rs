@@ -400,18 +400,15 @@ impl Catalog {
         let window = known.window.or(unsent).filter(|_| kind.is_window());
         // A window group whose window is not known is treated as a group of unknown kind.
         let is_windowless = kind.is_window() && window.is_none();
+        let rule = if is_windowless {
+            SpecKind::Unknown
+        } else {
+            kind
+        };
         GroupSpec {
-            kind: if is_windowless {
-                SpecKind::Unknown
-            } else {
-                kind
-            },
-            block_size: known.block_size.max(1),
             window,
             chunk: unsent.filter(|_| kind == SpecKind::ChunkedLocalAttention),
-            eagle: false,
-            prefix_cacheable: true,
-            variant: 0,
+            ..GroupSpec::new(rule, known.block_size.max(1))
         }
     }
 }

@@ -26,24 +26,16 @@ pub(in crate::fleet) fn groups_of_page(
     let grids = silent.iter().map(|group| group.grid);
     let grid = if page > 1 { lcm(grids) } else { 1 };
     let group = |kind, window| GroupSpec {
-        kind,
-        block_size: page,
         window,
-        chunk: None,
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
+        ..GroupSpec::new(kind, page)
     };
     let full = group(SpecKind::FullAttention, None);
     let silent = silent.iter().map(|other| group(other.kind, other.window));
     let topology = Topology {
-        groups: [full].into_iter().chain(silent).collect(),
         alignment: lcm([given.map_or(1, |t| t.alignment), page, grid].into_iter()),
-        hash_block_size: page,
-        partial_hits: false,
-        replay_tokens: 0,
         hash_lookahead: given.map_or(0, |t| t.hash_lookahead),
         dialect: given.map_or(EngineDialect::SGLANG, |t| t.dialect),
+        ..Topology::new([full].into_iter().chain(silent).collect())
     };
     topology.validate().is_ok().then_some(topology)
 }

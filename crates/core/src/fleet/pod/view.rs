@@ -306,10 +306,7 @@ fn bare_topology(groups: Vec<GroupSpec>) -> Topology {
     Topology {
         alignment,
         hash_block_size,
-        groups,
-        partial_hits: false,
-        replay_tokens: 0,
-        hash_lookahead: 0,
         dialect: EngineDialect::VLLM,
+        ..Topology::new(groups)
     }
 }

@@ -17,7 +17,7 @@ use crate::fleet::pod::catalog::UNGROUPED;
 use crate::fleet::pod::view::View;
 use crate::fleet::tier::{Tier, TierSet};
 use crate::rule::{self, HOLDERS, Holdings, Query, Unknown};
-use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use crate::spec::{GroupSpec, SpecKind, Topology};
 
 /// The weight of a block that the windows have passed, for a pod without main attention.
 const NULL_BLOCK_WEIGHT: f64 = 1.0;
@@ -164,22 +164,16 @@ impl Coverage {
         let mut groups = Vec::with_capacity(1 + self.windows.len());
         let mut whole: Vec<&[u64]> = Vec::with_capacity(groups.capacity());
         if !roles.main.is_empty() {
-            groups.push(unit_group(SpecKind::FullAttention, None));
+            groups.push(GroupSpec::new(SpecKind::FullAttention, 1));
             whole.push(self.worth.last().map_or(&[], Vec::as_slice));
         }
         for (words, (_, need)) in self.windows.iter().zip(&roles.windows) {
-            groups.push(unit_group(SpecKind::SlidingWindow, Some(need + 1)));
+            groups.push(GroupSpec {
+                window: Some(need + 1),
+                ..GroupSpec::new(SpecKind::SlidingWindow, 1)
+            });
             whole.push(words);
         }
-        let topology = Topology {
-            groups,
-            alignment: 1,
-            hash_block_size: 1,
-            partial_hits: false,
-            replay_tokens: 0,
-            hash_lookahead: 0,
-            dialect: EngineDialect::PURE,
-        };
         // The rule leaves one block to compute, so it is told one more than there are.
         let num_tokens = u32::try_from(grid.num_blocks() + 1).unwrap_or(u32::MAX);
         let query = Query {
@@ -188,7 +182,7 @@ impl Coverage {
             unknown: Unknown::Strict,
         };
         rule::resume(
-            &topology,
+            &Topology::new(groups),
             &Holdings {
                 unit: 1,
                 whole: &whole,
@@ -249,18 +243,6 @@ fn count(mut word: u64, counts: &mut [u32; HOLDERS]) {
     while word != 0 {
         counts[word.trailing_zeros() as usize] += 1;
         word &= word - 1;
-    }
-}
-
-fn unit_group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
-    GroupSpec {
-        kind,
-        block_size: 1,
-        window,
-        chunk: None,
-        eagle: false,
-        prefix_cacheable: true,
-        variant: 0,
     }
 }
 
