@@ -12,12 +12,17 @@
 
 /// The field's prime, of the Mersenne kind, so that folding needs no division.
 const P: u64 = (1 << 61) - 1;
-const fn add(a: u64, b: u64) -> u64 {
+
+/// The sum of two keys: adds marks to a local part, or a salt to a key.
+#[must_use]
+pub const fn plus(a: u64, b: u64) -> u64 {
     let s = a + b;
     if s >= P { s - P } else { s }
 }
 
-const fn sub(a: u64, b: u64) -> u64 {
+/// The inverse of [`plus`].
+#[must_use]
+pub const fn minus(a: u64, b: u64) -> u64 {
     if a >= b { a - b } else { a + P - b }
 }
 
@@ -85,12 +90,6 @@ pub struct KeyField {
     inverse: u64,
 }
 
-impl std::fmt::Debug for KeyField {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KeyField").finish_non_exhaustive()
-    }
-}
-
 impl KeyField {
     /// The keys over a base: any number, but only those from 2 to P - 2 differ.
     #[must_use]
@@ -103,14 +102,14 @@ impl KeyField {
     /// The key at the end of a span, given the key at its start.
     #[must_use]
     pub const fn apply(self, step: Step, start: PrefixKey) -> PrefixKey {
-        add(mul(start, pow(self.base, step.tokens as u64)), step.local)
+        plus(mul(start, pow(self.base, step.tokens as u64)), step.local)
     }
 
     /// The key at the start of a span, given the key at its end.
     #[must_use]
     pub const fn undo(self, step: Step, end: PrefixKey) -> PrefixKey {
         let shift = pow(self.inverse, step.tokens as u64);
-        mul(sub(end, step.local), shift)
+        mul(minus(end, step.local), shift)
     }
 
     /// One span, then the next.
@@ -129,7 +128,7 @@ impl KeyField {
         let shifted = mul(first.local, pow(self.base, tokens as u64));
         Step {
             tokens,
-            local: sub(whole.local, shifted),
+            local: minus(whole.local, shifted),
         }
     }
 
@@ -138,7 +137,7 @@ impl KeyField {
     pub fn step_of(self, tokens: &[u32]) -> Step {
         let mut local = 0;
         for &token in tokens {
-            local = add(mul(local, self.base), add(u64::from(token), 1));
+            local = plus(mul(local, self.base), plus(u64::from(token), 1));
         }
         Step {
             tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
@@ -239,7 +238,7 @@ impl Unit {
     /// The key one whole unit further on.
     #[must_use]
     pub fn advance(&self, start: PrefixKey, local: u64) -> PrefixKey {
-        add(mul(start, self.whole), local)
+        plus(mul(start, self.whole), local)
     }
 
     /// Appends the key at every whole unit of `tokens` (not the start).
@@ -250,18 +249,6 @@ impl Unit {
             out.push(key);
         }
     }
-}
-
-/// The sum of two keys: adds marks to a local part, or a salt to a key.
-#[must_use]
-pub const fn plus(a: u64, b: u64) -> u64 {
-    add(a, b)
-}
-
-/// The inverse of [`plus`].
-#[must_use]
-pub const fn minus(a: u64, b: u64) -> u64 {
-    sub(a, b)
 }
 
 #[cfg(test)]

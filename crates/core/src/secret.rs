@@ -8,15 +8,22 @@ use sha2::{Digest as _, Sha256};
 
 use crate::prefix::{KeyField, mul, plus, scatter};
 
+/// `Debug` without any content.
+macro_rules! never_shown {
+    ($($type:ident),+) => {
+        $(impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($type)).finish_non_exhaustive()
+            }
+        })+
+    };
+}
+
+never_shown!(Secret, Spreader, Mixer, TextHash, PayloadHash, KeyField);
+
 /// 32 random bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Secret").finish_non_exhaustive()
-    }
-}
 
 impl Secret {
     /// Takes bytes that nobody else knows.
@@ -98,12 +105,6 @@ pub(crate) struct Spreader {
     plus: u128,
 }
 
-impl std::fmt::Debug for Spreader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Spreader").finish_non_exhaustive()
-    }
-}
-
 impl Spreader {
     /// The bits of a key.
     #[inline]
@@ -120,12 +121,6 @@ pub(crate) struct Mixer {
     times: u64,
 }
 
-impl std::fmt::Debug for Mixer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mixer").finish_non_exhaustive()
-    }
-}
-
 impl Mixer {
     /// The summand of a number below 2^61.
     #[inline]
@@ -137,12 +132,6 @@ impl Mixer {
 /// SHA-256 after the secret, one block of it, so that short texts cost one block more.
 #[derive(Clone)]
 pub(crate) struct TextHash(Sha256);
-
-impl std::fmt::Debug for TextHash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TextHash").finish_non_exhaustive()
-    }
-}
 
 impl TextHash {
     /// The summand of a text, for one purpose.
@@ -161,12 +150,6 @@ pub struct PayloadHash([u8; PAYLOAD_SECRET]);
 
 /// The bytes that XXH3 mixes into its input; its own default has this length too.
 const PAYLOAD_SECRET: usize = 192;
-
-impl std::fmt::Debug for PayloadHash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PayloadHash").finish_non_exhaustive()
-    }
-}
 
 impl PayloadHash {
     /// The digest of a payload.

@@ -4,7 +4,7 @@
 
 use crate::divisors::gcd;
 use crate::error::{Error, Result};
-use crate::names::named;
+use crate::names::{named, names};
 
 /// The attention kind of a group. Its name on the wire is in `SpecKind::NAMES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,33 +31,20 @@ pub enum SpecKind {
     Unknown,
 }
 
+names! { SpecKind:
+    FullAttention = "full_attention",
+    MlaAttention = "mla_attention",
+    SinkFullAttention = "sink_full_attention",
+    SlidingWindow = "sliding_window",
+    SlidingWindowMla = "sliding_window_mla",
+    ChunkedLocalAttention = "chunked_local_attention",
+    Mamba = "mamba",
+    EncoderOnlyAttention = "encoder_only_attention",
+    CrossAttention = "cross_attention",
+    Unknown = "unknown",
+}
+
 impl SpecKind {
-    /// Wire name of each kind, in the order of the enum.
-    pub const NAMES: [(&'static str, SpecKind); 10] = [
-        ("full_attention", SpecKind::FullAttention),
-        ("mla_attention", SpecKind::MlaAttention),
-        ("sink_full_attention", SpecKind::SinkFullAttention),
-        ("sliding_window", SpecKind::SlidingWindow),
-        ("sliding_window_mla", SpecKind::SlidingWindowMla),
-        ("chunked_local_attention", SpecKind::ChunkedLocalAttention),
-        ("mamba", SpecKind::Mamba),
-        ("encoder_only_attention", SpecKind::EncoderOnlyAttention),
-        ("cross_attention", SpecKind::CrossAttention),
-        ("unknown", SpecKind::Unknown),
-    ];
-
-    /// The kind with this wire name, or `None` when the name is not known.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        named(&Self::NAMES, name)
-    }
-
-    /// The wire name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].0
-    }
-
     /// Whether every block of the prefix is needed: full, MLA and sink attention.
     #[must_use]
     pub fn is_full(self) -> bool {
@@ -218,7 +205,7 @@ impl EngineDialect {
     /// The dialect or flag with this name, or `None` when the name is not known.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        named(&Self::NAMES, name)
+        named(&Self::NAMES, name.as_bytes())
     }
 
     /// Whether this dialect has all flags of the other.

@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::hash::{Digest, HashAlgo, none_hash};
+use crate::names::names;
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// What allocation needs to know of a group beyond what the resume rule needs.
@@ -80,29 +81,21 @@ pub enum EvictionPolicy {
     Interval,
 }
 
-impl EvictionPolicy {
-    /// The name of each.
-    const NAMES: [(Self, &'static str); 3] = [
-        (Self::Value, "value"),
-        (Self::Dense, "dense"),
-        (Self::Interval, "interval"),
-    ];
+names! { EvictionPolicy:
+    Value = "value",
+    Dense = "dense",
+    Interval = "interval",
+}
 
+impl EvictionPolicy {
     /// The policy of a name.
     ///
     /// # Errors
     /// `InvalidValue` for any other name.
     pub fn named(name: &str) -> Result<Self> {
-        let found = Self::NAMES.iter().find(|(_, known)| *known == name);
-        found.map(|(policy, _)| *policy).ok_or_else(|| {
+        Self::from_name(name).ok_or_else(|| {
             Error::InvalidValue(format!("policy {name}; it is value, dense or interval"))
         })
-    }
-
-    /// The name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].1
     }
 }
 

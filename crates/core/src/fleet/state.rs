@@ -1,6 +1,6 @@
 //! How completely the history of a rank is known.
 
-use crate::names::named;
+use crate::names::names;
 
 /// How completely the history of a rank is known. In every state except `Exact`, an answer is a
 /// bound.
@@ -18,21 +18,14 @@ pub enum State {
     Stale,
 }
 
+names! { State:
+    Exact = "exact",
+    Rebuilding = "rebuilding",
+    Degraded = "degraded",
+    Stale = "stale",
+}
+
 impl State {
-    /// Name of each state, in the order of the enum.
-    pub const NAMES: [(&'static str, State); 4] = [
-        ("exact", State::Exact),
-        ("rebuilding", State::Rebuilding),
-        ("degraded", State::Degraded),
-        ("stale", State::Stale),
-    ];
-
-    /// The name of the state.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].0
-    }
-
     /// How little can be said in a state. The worst state of several feeds is the state of their
     /// rank.
     pub(super) fn severity(self) -> u8 {
@@ -42,11 +35,5 @@ impl State {
             Self::Rebuilding => 2,
             Self::Stale => 3,
         }
-    }
-
-    /// The state with this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        named(&Self::NAMES, name)
     }
 }

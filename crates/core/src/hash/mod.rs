@@ -19,6 +19,7 @@ mod extra;
 mod pickle;
 
 pub(crate) use crate::error::{Error, Result};
+use crate::names::names;
 use cbor::Cbor;
 pub use digest::Digest;
 use encode::Encode;
@@ -43,30 +44,14 @@ pub enum HashAlgo {
 /// The seed that engines hash if none is configured and the function is cryptographic.
 const DEFAULT_SEED: &str = "vllm-none-hash";
 
+names! { HashAlgo:
+    Sha256 = "sha256",
+    Sha256Cbor = "sha256_cbor",
+    Xxhash = "xxhash",
+    XxhashCbor = "xxhash_cbor",
+}
+
 impl HashAlgo {
-    /// The engine's name of each algorithm, in the order of the enum.
-    pub const NAMES: [(&'static str, HashAlgo); 4] = [
-        ("sha256", HashAlgo::Sha256),
-        ("sha256_cbor", HashAlgo::Sha256Cbor),
-        ("xxhash", HashAlgo::Xxhash),
-        ("xxhash_cbor", HashAlgo::XxhashCbor),
-    ];
-
-    /// The algorithm with this name, or `None` when the name is not known.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, algo)| *algo)
-    }
-
-    /// The engine's name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].0
-    }
-
     /// Bytes of a digest: 32 or 16.
     #[must_use]
     pub fn digest_len(self) -> usize {
@@ -214,12 +199,6 @@ impl Chain {
         }
     }
 
-    /// Blocks hashed so far.
-    #[must_use]
-    pub fn num_blocks(&self) -> usize {
-        self.num_blocks
-    }
-
     /// Hashes every whole block of `tokens` not hashed before and hands each hash to `sink`.
     ///
     /// `tokens` is the whole request so far, from its first token; those already hashed are not
@@ -257,12 +236,6 @@ impl Chain {
             sink(self.parent);
         }
     }
-}
-
-/// Appends the hash of every whole block of `tokens` to `out`.
-pub fn chain(spec: &ChainSpec<'_>, tokens: &[u32], out: &mut Vec<Digest>) {
-    out.reserve(spec.num_blocks(tokens.len()));
-    Chain::new(spec).extend(spec, tokens, |digest| out.push(digest));
 }
 
 /// Appends the integer form of the hash of every whole block of `tokens` to `out`.

@@ -71,12 +71,6 @@ impl Medium {
         ("object_store", Medium::Storage),
     ];
 
-    /// The medium with this name, or `None` for a connector's own word.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::from_bytes(name.as_bytes())
-    }
-
     pub(super) fn from_bytes(name: &[u8]) -> Option<Self> {
         let is_name = |word: &str| word.as_bytes().eq_ignore_ascii_case(name);
         Self::NAMES

@@ -1,5 +1,7 @@
 //! The parts of a cached block that SGLang's tree keeps and evicts one by one.
 
+use crate::names::names;
+
 /// A part of a block. No released engine publishes anything but the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Component {
@@ -11,24 +13,10 @@ pub enum Component {
     State,
 }
 
-impl Component {
-    /// The engine's name of each component, in the order of the enum.
-    pub const NAMES: [(&'static str, Component); 3] = [
-        ("full", Self::Full),
-        ("swa", Self::Window),
-        ("mamba", Self::State),
-    ];
-
-    /// The engine's name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].0
-    }
-
-    pub(super) fn from_bytes(name: &[u8]) -> Option<Self> {
-        let found = Self::NAMES.iter().find(|(n, _)| n.as_bytes() == name);
-        found.map(|(_, component)| *component)
-    }
+names! { Component:
+    Full = "full",
+    Window = "swa",
+    State = "mamba",
 }
 
 /// A set of components.

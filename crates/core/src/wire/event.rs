@@ -4,6 +4,7 @@
 //! are not decoded again, because groups of one model often repeat the same span. The same applies to
 //! the fields after an event's own (`trailing_fields`).
 
+use crate::names::named;
 use crate::spec::SpecKind;
 use crate::wire::cursor::{Cursor, Head, Read};
 use crate::wire::draft::Draft;
@@ -301,7 +302,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
     fn is_component(&self) -> bool {
         let name = |mut cursor: Cursor<'p>| cursor.str_bytes().ok();
         !self.draft.seen.has(Field::Component)
-            && name(self.cursor).is_some_and(|name| Component::from_bytes(name).is_some())
+            && name(self.cursor).is_some_and(|name| named(&Component::NAMES, name).is_some())
     }
 
     fn lora_name_or_metadata(&mut self, tag: EventTag) -> Read<()> {
@@ -321,9 +322,9 @@ impl<'a, 'p> EventReader<'a, 'p> {
         }
         let mut ahead = self.cursor;
         let name = ahead.str_bytes().unwrap_or_default();
-        if let Some((_, kind)) = SpecKind::NAMES.iter().find(|(n, _)| n.as_bytes() == name) {
+        if let Some(kind) = named(&SpecKind::NAMES, name) {
             self.cursor = ahead;
-            return Ok(Some(*kind));
+            return Ok(Some(kind));
         }
         self.cursor.text(self.limits.max_text_bytes)?;
         self.draft.has_unknown_kind = true;

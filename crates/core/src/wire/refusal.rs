@@ -1,5 +1,7 @@
 //! Why something was not read: a closed table of reasons with stable names.
 
+use crate::names::names;
+
 /// Why an event, a batch or a detail of it was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RefusalReason {
@@ -38,33 +40,26 @@ pub enum RefusalReason {
     TrailingBytes,
 }
 
+names! { RefusalReason:
+    MalformedBatch = "malformed_batch",
+    TooLarge = "too_large",
+    UnknownEvent = "unknown_event",
+    MalformedEvent = "malformed_event",
+    BadHash = "bad_hash",
+    BadTokens = "bad_tokens",
+    BadExtraKeys = "bad_extra_keys",
+    BadLookahead = "bad_lookahead",
+    NegativeGroup = "negative_group",
+    LargeGroup = "large_group",
+    BadText = "bad_text",
+    UnknownKind = "unknown_kind",
+    UnknownComponent = "unknown_component",
+    BadTimestamp = "bad_timestamp",
+    BadRank = "bad_rank",
+    TrailingBytes = "trailing_bytes",
+}
+
 impl RefusalReason {
-    /// Name of each reason, in the order of the enum.
-    pub const NAMES: [(&'static str, RefusalReason); 16] = [
-        ("malformed_batch", RefusalReason::MalformedBatch),
-        ("too_large", RefusalReason::TooLarge),
-        ("unknown_event", RefusalReason::UnknownEvent),
-        ("malformed_event", RefusalReason::MalformedEvent),
-        ("bad_hash", RefusalReason::BadHash),
-        ("bad_tokens", RefusalReason::BadTokens),
-        ("bad_extra_keys", RefusalReason::BadExtraKeys),
-        ("bad_lookahead", RefusalReason::BadLookahead),
-        ("negative_group", RefusalReason::NegativeGroup),
-        ("large_group", RefusalReason::LargeGroup),
-        ("bad_text", RefusalReason::BadText),
-        ("unknown_kind", RefusalReason::UnknownKind),
-        ("unknown_component", RefusalReason::UnknownComponent),
-        ("bad_timestamp", RefusalReason::BadTimestamp),
-        ("bad_rank", RefusalReason::BadRank),
-        ("trailing_bytes", RefusalReason::TrailingBytes),
-    ];
-
-    /// The stable name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].0
-    }
-
     /// Whether only a detail was set aside: what it belongs to is delivered all the same.
     #[must_use]
     pub fn is_note(self) -> bool {

@@ -1,5 +1,6 @@
 //! Single values of an event that have a meaning of their own.
 
+use crate::names::named;
 use crate::wire::cursor::{Cursor, Read};
 use crate::wire::{Component, Components, MAX_GROUPS, RefusalReason};
 
@@ -29,7 +30,7 @@ pub(super) fn is_remote(cursor: &mut Cursor<'_>) -> Read<bool> {
 
 /// Reads the name of a component.
 pub(super) fn component(cursor: &mut Cursor<'_>) -> Read<Component> {
-    Component::from_bytes(cursor.str_bytes()?).ok_or(RefusalReason::UnknownComponent)
+    named(&Component::NAMES, cursor.str_bytes()?).ok_or(RefusalReason::UnknownComponent)
 }
 
 /// Reads a list of components.

@@ -3,7 +3,7 @@
 use super::answer::Weights;
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::tier::TierSet;
-use crate::names::named;
+use crate::names::names;
 
 /// How `Row::score` is computed. The other fields of a row do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -15,18 +15,9 @@ pub enum Strategy {
     WeightedBlocks,
 }
 
-impl Strategy {
-    /// Name of each strategy, in the order of the enum.
-    pub const NAMES: [(&'static str, Strategy); 2] = [
-        ("exact", Self::Exact),
-        ("weighted_blocks", Self::WeightedBlocks),
-    ];
-
-    /// The strategy with this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        named(&Self::NAMES, name)
-    }
+names! { Strategy:
+    Exact = "exact",
+    WeightedBlocks = "weighted_blocks",
 }
 
 /// A request.
