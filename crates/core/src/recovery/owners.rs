@@ -12,13 +12,11 @@
 
 use std::ops::Range;
 
-use smallvec::SmallVec;
-
 use super::held::Held;
-use super::hits::{Entry, Hit, Hits, TableHits};
+use super::hits::{Entry, Hit, Hits};
 use super::resume_point::{Refusal, Search};
 use super::taint::Taint;
-use crate::blocks::{BlockId, BlockSet, Ranks, count};
+use crate::blocks::{BlockId, BlockSet, Ranks};
 use crate::rule::{first_read, needed};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 
@@ -116,13 +114,11 @@ impl VerdictSearch<'_, '_> {
         own.num_computed_tokens = first_tainted
             .unwrap_or(u32::MAX)
             .min(held.run.num_processed_tokens);
-        let is_unowned = |entry: &&Entry| owners.of(entry.block).is_none();
-        let clean = self.clean(run, |table| table.iter().find(is_unowned));
-        let mut point = in_tables.resume_point_after(&own, &clean);
+        let mut point = in_tables.resume_point(&own);
         let mut back = self.go_back(run, owners, point.num_tokens);
         if handed_out || !back.is_possible {
             back = Back::default();
-            point = found.resume_point_after(&own, &self.clean(run, |table| table.first()));
+            point = found.resume_point(&own);
         }
         Verdict {
             request: held.run.request,
@@ -135,32 +131,6 @@ impl VerdictSearch<'_, '_> {
             busy: self.busy_blocks(held),
             refused: point.refused,
         }
-    }
-
-    /// How many leading positions of each table are known to have no hole, as far as the run has not
-    /// written tainted blocks itself: it need not share those, and `hits` lack them.
-    fn clean(
-        &self,
-        run: usize,
-        first_bad: impl Fn(&TableHits) -> Option<&Entry>,
-    ) -> SmallVec<[u32; 8]> {
-        let held = &self.all[run];
-        let written = self.taint.first[run].unwrap_or(u32::MAX);
-        let groups = self
-            .topology
-            .groups
-            .iter()
-            .zip(self.hits.tables(run))
-            .enumerate();
-        let clean = groups.map(|(group, (spec, table))| {
-            if self.is_any_busy || held.whole_from[group] != 0 {
-                return 0;
-            }
-            let length = count(held.own.groups[group].blocks.len());
-            let bad = first_bad(table).map_or(u32::MAX, |entry| entry.position);
-            length.min(written / spec.block_size).min(bad)
-        });
-        clean.collect()
     }
 
     /// How a run goes back to a boundary with the blocks that it has, if it can.

@@ -20,9 +20,6 @@ use crate::divisors::lcm;
 use crate::rule::{alignment, grain, needed};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
-/// The number of tokens that are read of one group before the next one is read.
-const STRIDE: u32 = 4096;
-
 /// A state in a request's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
@@ -172,25 +169,9 @@ impl Search {
     /// token is left to compute.
     #[must_use]
     pub fn resume_point(&self, own: &OwnTables<'_>) -> ResumePoint {
-        self.resume_point_after(own, &SmallVec::from_elem(0, own.groups.len()))
-    }
-
-    /// The same, if it is known for each group how many leading positions have no hole. A hole right
-    /// after them ends the search for the first one.
-    pub(super) fn resume_point_after(
-        &self,
-        own: &OwnTables<'_>,
-        clean: &SmallVec<[u32; 8]>,
-    ) -> ResumePoint {
         let end = own.num_computed_tokens.min(own.num_tokens);
         let mut boundary = self.floor(end.min(own.num_tokens.saturating_sub(1)));
         let mut whole: SmallVec<[u32; 8]> = SmallVec::from_elem(0, self.demands.len());
-        if self.max_refusals == 0 {
-            boundary = self.floor(self.first_hole_of_any(own, clean, boundary));
-            for (demand, whole) in self.demands.iter().zip(&mut whole) {
-                *whole = boundary / demand.spec.block_size;
-            }
-        }
         let mut refused = Vec::new();
         while boundary > 0 {
             let mut next = boundary;
@@ -213,40 +194,6 @@ impl Search {
             num_tokens: boundary.saturating_sub(self.replay_tokens),
             refused,
         }
-    }
-
-    /// The first token that some full group lacks, at most `end`. The groups are read side by side,
-    /// so none is read much further than the first of them reaches.
-    fn first_hole_of_any(&self, own: &OwnTables<'_>, clean: &[u32], mut end: u32) -> u32 {
-        let prefixes = || {
-            self.demands
-                .iter()
-                .filter(|demand| demand.spec.kind.is_full())
-        };
-        let mut start = end;
-        for demand in prefixes() {
-            let (size, next) = (demand.spec.block_size, clean[demand.group]);
-            let blocks = own.groups[demand.group].blocks;
-            if self.first_hole(blocks, next, next + 1).is_some() {
-                end = end.min(next.saturating_mul(size));
-            }
-            start = start.min(next.saturating_mul(size));
-        }
-        let lacks = |demand: &Demand, start: u32, to: u32| {
-            let size = demand.spec.block_size;
-            let blocks = own.groups[demand.group].blocks;
-            let start = clean[demand.group].max(start / size);
-            let hole = self.first_hole(blocks, start, to.div_ceil(size))?;
-            Some(hole * size)
-        };
-        while start < end {
-            let to = start.saturating_add(STRIDE).min(end);
-            if let Some(hole) = prefixes().filter_map(|d| lacks(d, start, to)).min() {
-                return hole.min(end);
-            }
-            start = to;
-        }
-        end
     }
 
     fn floor(&self, tokens: u32) -> u32 {
