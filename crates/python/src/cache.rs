@@ -11,9 +11,10 @@ use answers::{
 };
 use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestIdArg, RequestsArg};
 use config::ConfigArg;
+use kvbraid_core::Result;
 use kvbraid_core::adaptive::AdaptiveCache;
 use kvbraid_core::blocks::{BlockId, Extra};
-use kvbraid_core::cache::{Hint, Match, Need, NewRequest};
+use kvbraid_core::cache::{Hint, Need, NewRequest};
 use kvbraid_core::hash::Digest;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -41,7 +42,27 @@ struct CacheCore {
     cache: Mutex<AdaptiveCache>,
 }
 
+impl CacheCore {
+    /// Calls the locked cache.
+    fn with<T>(&self, call: impl FnOnce(&mut AdaptiveCache) -> Result<T>) -> PyResult<T> {
+        call(&mut self.cache.lock()).map_err(to_python)
+    }
+
+    /// The same without the GIL, for what takes long.
+    fn detached<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut AdaptiveCache) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| self.with(call))
+    }
+}
+
 #[pymethods]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "extracted arguments are owned"
+)]
 impl CacheCore {
     #[new]
     fn new(config: ConfigArg) -> PyResult<Self> {
@@ -76,13 +97,9 @@ impl CacheCore {
             hashes: digests(hashes)?,
             hint: Hint::of(labels.will_return).map_err(to_python)?,
         };
-        py.detach(|| self.cache.lock().add(new)).map_err(to_python)
+        self.detached(py, |cache| cache.add(new))
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
     fn extend(
         &self,
         py: Python<'_>,
@@ -92,23 +109,15 @@ impl CacheCore {
         to_prompt: bool,
     ) -> PyResult<()> {
         let hashes = digests(hashes)?;
-        py.detach(|| {
-            let mut cache = self.cache.lock();
+        self.detached(py, |cache| {
             cache.extend(request.0, tokens.as_slice(), hashes.as_deref(), to_prompt)
         })
-        .map_err(to_python)
     }
 
     #[pyo3(name = "match")]
     fn find(&self, py: Python<'_>, request: RequestIdArg) -> PyResult<(u32, u32)> {
-        py.detach(|| self.cache.lock().find(request.0))
-            .map(
-                |Match {
-                     num_tokens,
-                     junction,
-                 }| (num_tokens, junction),
-            )
-            .map_err(to_python)
+        let found = self.detached(py, |cache| cache.find(request.0))?;
+        Ok((found.num_tokens, found.junction))
     }
 
     fn allocate<'py>(
@@ -119,93 +128,62 @@ impl CacheCore {
     ) -> PyResult<AllocationTuple<'py>> {
         let needs = needs.into_iter().map(NeedArg::decode);
         let needs = needs.collect::<PyResult<Vec<Need>>>()?;
-        py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
-            .map_err(to_python)
-            .and_then(|done| answers::allocation(py, &done))
+        let done = self.detached(py, |cache| cache.allocate(&needs, reserved_blocks))?;
+        answers::allocation(py, &done)
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
     fn decode<'py>(
         &self,
         py: Python<'py>,
         requests: RequestsArg,
         tokens: TokenArg,
     ) -> PyResult<AllocationTuple<'py>> {
-        py.detach(|| self.cache.lock().decode(&requests.0, tokens.as_slice()))
-            .map_err(to_python)
-            .and_then(|done| answers::allocation(py, &done))
+        let done = self.detached(py, |cache| cache.decode(&requests.0, tokens.as_slice()))?;
+        answers::allocation(py, &done)
     }
 
     fn commit(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
-        self.cache
-            .lock()
-            .commit(request.0, num_tokens)
-            .map_err(to_python)
+        self.with(|cache| cache.commit(request.0, num_tokens))
     }
 
     fn free_skipped(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
-        self.cache
-            .lock()
-            .free_skipped(request.0, num_tokens)
-            .map_err(to_python)
+        self.with(|cache| cache.free_skipped(request.0, num_tokens))
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
     fn release(&self, requests: RequestsArg, step_failed: bool) -> PyResult<()> {
-        let mut cache = self.cache.lock();
-        cache.release(&requests.0, step_failed).map_err(to_python)
+        self.with(|cache| cache.release(&requests.0, step_failed))
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
     fn preempt(&self, requests: RequestsArg, step_failed: bool) -> PyResult<()> {
-        let mut cache = self.cache.lock();
-        cache.preempt(&requests.0, step_failed).map_err(to_python)
+        self.with(|cache| cache.preempt(&requests.0, step_failed))
     }
 
     fn pop_blocks(&self, request: RequestIdArg) -> PyResult<Vec<u32>> {
-        let blocks = self.cache.lock().pop_blocks(request.0);
-        blocks.map(numbers).map_err(to_python)
+        self.with(|cache| cache.pop_blocks(request.0)).map(numbers)
     }
 
     fn free_blocks(&self, blocks: Vec<u32>) -> PyResult<()> {
         let blocks = block_ids(blocks);
-        self.cache.lock().free_blocks(&blocks).map_err(to_python)
+        self.with(|cache| cache.free_blocks(&blocks))
     }
 
     fn roll_back(&self, request: RequestIdArg, num_computed_tokens: u32) -> PyResult<()> {
-        self.cache
-            .lock()
-            .roll_back(request.0, num_computed_tokens)
-            .map_err(to_python)
+        self.with(|cache| cache.roll_back(request.0, num_computed_tokens))
     }
 
     fn rewind(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
-        self.cache
-            .lock()
-            .rewind(request.0, num_tokens)
-            .map_err(to_python)
+        self.with(|cache| cache.rewind(request.0, num_tokens))
     }
 
     fn recover(&self, py: Python<'_>, recovery: RecoveryArg) -> PyResult<()> {
         let recovery = recovery.decode();
-        py.detach(|| self.cache.lock().recover(&recovery))
-            .map_err(to_python)
+        self.detached(py, |cache| cache.recover(&recovery))
     }
 
     fn requests_of<'py>(&self, py: Python<'py>, blocks: Vec<u32>) -> PyResult<PlacesTuple<'py>> {
         let blocks = block_ids(blocks);
-        py.detach(|| self.cache.lock().requests_of(&blocks))
-            .map_err(to_python)
-            .and_then(|places| tables::places(py, &places))
+        let places = self.detached(py, |cache| cache.requests_of(&blocks))?;
+        tables::places(py, &places)
     }
 
     fn resume_points(
@@ -217,11 +195,10 @@ impl CacheCore {
         max_refusals: usize,
     ) -> PyResult<Vec<PointTuple>> {
         let (limits, bad) = (tables::limits(limits), block_ids(bad));
-        let points = py.detach(|| {
-            let cache = self.cache.lock();
+        self.detached(py, |cache| {
             cache.resume_points(&limits, &bad, drops_unit, max_refusals)
-        });
-        points.map(tables::points).map_err(to_python)
+        })
+        .map(tables::points)
     }
 
     fn assess<'py>(
@@ -235,21 +212,17 @@ impl CacheCore {
     ) -> PyResult<AssessmentTuple<'py>> {
         let input = recovery::input(failures, busy, max_refusals, former);
         let runs = recovery::runs(runs);
-        py.detach(|| self.cache.lock().assess(&runs, &input))
-            .map_err(to_python)
-            .and_then(|found| recovery::assessment(py, found))
+        let found = self.detached(py, |cache| cache.assess(&runs, &input))?;
+        recovery::assessment(py, found)
     }
 
     fn truncate(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<()> {
-        self.cache
-            .lock()
-            .truncate(request.0, num_tokens)
-            .map_err(to_python)
+        self.with(|cache| cache.truncate(request.0, num_tokens))
     }
 
     fn forget(&self, blocks: Vec<u32>) -> PyResult<()> {
         let blocks = block_ids(blocks);
-        self.cache.lock().forget(&blocks).map_err(to_python)
+        self.with(|cache| cache.forget(&blocks))
     }
 
     fn reset(&self) -> bool {
@@ -268,31 +241,22 @@ impl CacheCore {
     }
 
     fn hit_blocks(&self, request: RequestIdArg, num_tokens: u32) -> PyResult<Vec<Vec<u32>>> {
-        let groups = self.cache.lock().hit_blocks(request.0, num_tokens);
-        groups
-            .map(|groups| groups.into_iter().map(numbers).collect())
-            .map_err(to_python)
+        let groups = self.with(|cache| cache.hit_blocks(request.0, num_tokens))?;
+        Ok(groups.into_iter().map(numbers).collect())
     }
 
     fn describe<'py>(&self, py: Python<'py>, blocks: Vec<u32>) -> PyResult<Vec<BlockTuple<'py>>> {
         let blocks = block_ids(blocks);
-        let infos = self.cache.lock().describe(&blocks).map_err(to_python)?;
+        let infos = self.with(|cache| cache.describe(&blocks))?;
         Ok(infos.iter().map(|info| answers::block(py, info)).collect())
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
     fn num_common_prefix_blocks(&self, requests: RequestsArg) -> PyResult<Vec<u32>> {
-        self.cache
-            .lock()
-            .num_common_prefix_blocks(&requests.0)
-            .map_err(to_python)
+        self.with(|cache| cache.num_common_prefix_blocks(&requests.0))
     }
 
     fn progress(&self, request: RequestIdArg) -> PyResult<(u32, u32, u32, u32)> {
-        let progress = self.cache.lock().progress(request.0).map_err(to_python)?;
+        let progress = self.with(|cache| cache.progress(request.0))?;
         Ok((
             progress.num_computed_tokens,
             progress.num_prompt_tokens,
@@ -302,7 +266,7 @@ impl CacheCore {
     }
 
     fn stops(&self, request: u64) -> PyResult<Vec<u32>> {
-        self.cache.lock().stops(request).map_err(to_python)
+        self.with(|cache| cache.stops(request))
     }
 
     fn fresh_states<'py>(&self, py: Python<'py>) -> Vec<(u16, Bound<'py, PyBytes>)> {
@@ -322,66 +286,48 @@ impl CacheCore {
     }
 
     fn take_state_tails(&self, request: RequestIdArg) -> PyResult<Vec<StateTuple>> {
-        let states = self.cache.lock().take_state_tails(request.0);
-        states.map(answers::states).map_err(to_python)
+        self.with(|cache| cache.take_state_tails(request.0))
+            .map(answers::states)
     }
 
     fn blocks_needed(&self, need: NeedArg, is_admission: bool) -> PyResult<i64> {
         let need = need.decode()?;
-        let needed = self.cache.lock().blocks_needed(&need, is_admission);
-        needed.map_err(to_python)
+        self.with(|cache| cache.blocks_needed(&need, is_admission))
     }
 
     fn take_blocks(&self, count: usize) -> PyResult<Vec<u32>> {
-        let blocks = self.cache.lock().take_blocks(count);
-        blocks.map(numbers).map_err(to_python)
+        self.with(|cache| cache.take_blocks(count)).map(numbers)
     }
 
     fn hold_blocks(&self, blocks: Vec<u32>) -> PyResult<()> {
         let blocks = block_ids(blocks);
-        self.cache.lock().hold_blocks(&blocks).map_err(to_python)
+        self.with(|cache| cache.hold_blocks(&blocks))
     }
 
     fn register(&self, block: u32, group: u16, hash: &[u8], num_tokens: u32) -> PyResult<()> {
         let digest = Digest::from_bytes(hash).map_err(to_python)?;
-        let mut cache = self.cache.lock();
-        cache
-            .register(BlockId(block), group, &digest, num_tokens)
-            .map_err(to_python)
+        self.with(|cache| cache.register(BlockId(block), group, &digest, num_tokens))
     }
 
     fn unregister(&self, block: u32, group: u16, hash: &[u8]) -> PyResult<bool> {
-        let digest = Digest::from_bytes(hash).map_err(to_python)?;
-        let mut cache = self.cache.lock();
-        Ok(cache.unregister(BlockId(block), group, &digest))
+        self.with(|cache| Ok(cache.unregister(BlockId(block), group, &Digest::from_bytes(hash)?)))
     }
 
     fn holders(&self, group: u16, hash: &[u8]) -> PyResult<Vec<u32>> {
-        let digest = Digest::from_bytes(hash).map_err(to_python)?;
-        Ok(numbers(self.cache.lock().holders(group, &digest)))
+        self.with(|cache| Ok(numbers(cache.holders(group, &Digest::from_bytes(hash)?))))
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
     fn kept_blocks(
         &self,
         group: u16,
         blocks: RangeArg,
         boundaries: Vec<u32>,
     ) -> PyResult<Option<Vec<bool>>> {
-        let cache = self.cache.lock();
-        cache
-            .kept_blocks(group, blocks.start..blocks.stop, &boundaries)
-            .map_err(to_python)
+        self.with(|cache| cache.kept_blocks(group, blocks.start..blocks.stop, &boundaries))
     }
 
     fn record_blocks_for_zeroing(&self, request: RequestIdArg, start_token: u32) -> PyResult<()> {
-        let mut cache = self.cache.lock();
-        cache
-            .record_blocks_for_zeroing(request.0, start_token)
-            .map_err(to_python)
+        self.with(|cache| cache.record_blocks_for_zeroing(request.0, start_token))
     }
 
     fn take_work(&self, caller_frees: bool) -> WorkTuple {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
-use kvbraid_core::Error;
 use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, ScoreRequest, State};
 use kvbraid_core::spec::GroupSpec;
+use kvbraid_core::{Error, Result};
 use parking_lot::MutexGuard;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -83,7 +83,29 @@ impl FleetAnswer {
     }
 }
 
-fn applied_tuple(applied: &Applied) -> AppliedTuple {
+impl FleetCore {
+    /// Makes a change, without the GIL.
+    fn change<T: Send>(
+        &self,
+        py: Python<'_>,
+        change: impl FnOnce(&mut Index) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| self.index.change(change)).map_err(to_python)
+    }
+}
+
+/// Asks about a request, without the GIL.
+fn ask<T: Send>(
+    py: Python<'_>,
+    request: &RequestArg,
+    tokens: &PromptArg,
+    question: impl FnOnce(&ScoreRequest<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    py.detach(|| request.with(tokens, question))
+        .map_err(to_python)
+}
+
+fn applied_tuple(applied: Applied) -> AppliedTuple {
     (
         applied.stored,
         applied.removed,
@@ -153,13 +175,11 @@ impl FleetCore {
 
     fn register(&self, py: Python<'_>, name: &str, pod: RegistrationArg) -> PyResult<bool> {
         let spec = pod.decode()?;
-        py.detach(|| self.index.change(|index| index.register(name, spec)))
-            .map_err(to_python)
+        self.change(py, |index| index.register(name, spec))
     }
 
     fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        py.detach(|| self.index.change(|index| index.remove(name)))
-            .map_err(to_python)
+        self.change(py, |index| index.remove(name))
     }
 
     /// (stored, removed, cleared, refused)
@@ -170,10 +190,8 @@ impl FleetCore {
         dp_rank: u32,
         payload: &[u8],
     ) -> PyResult<AppliedTuple> {
-        let applied = py
-            .detach(|| self.index.take_in(name, dp_rank, payload))
-            .map_err(to_python)?;
-        Ok(applied_tuple(&applied))
+        let applied = py.detach(|| self.index.take_in(name, dp_rank, payload));
+        applied.map(applied_tuple).map_err(to_python)
     }
 
     /// The same as `apply` for each payload in order, until `budget_us` have passed; at least one
@@ -187,10 +205,9 @@ impl FleetCore {
         budget_us: u64,
     ) -> PyResult<Vec<AppliedTuple>> {
         let budget = Duration::from_micros(budget_us);
-        let done = py
-            .detach(|| self.index.take_in_many(name, dp_rank, &payloads, budget))
-            .map_err(to_python)?;
-        Ok(done.iter().map(applied_tuple).collect())
+        let done = py.detach(|| self.index.take_in_many(name, dp_rank, &payloads, budget));
+        let done = done.map_err(to_python)?.into_iter();
+        Ok(done.map(applied_tuple).collect())
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
@@ -199,8 +216,7 @@ impl FleetCore {
     }
 
     fn lose(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
-        py.detach(|| self.index.change(|index| index.lose(name, dp_rank)))
-            .map_err(to_python)
+        self.change(py, |index| index.lose(name, dp_rank))
     }
 
     fn set_state(
@@ -216,19 +232,11 @@ impl FleetCore {
                 "state {state:?} is not a pod state"
             )))
         })?;
-        py.detach(|| {
-            self.index
-                .change(|index| index.set_state(name, dp_rank, state, reason))
-        })
-        .map_err(to_python)
+        self.change(py, |index| index.set_state(name, dp_rank, state, reason))
     }
 
     fn note_refused(&self, py: Python<'_>, name: &str, dp_rank: u32, reason: &str) -> PyResult<()> {
-        py.detach(|| {
-            self.index
-                .change(|index| index.note_refused(name, dp_rank, reason))
-        })
-        .map_err(to_python)
+        self.change(py, |index| index.note_refused(name, dp_rank, reason))
     }
 
     fn routed(
@@ -240,10 +248,9 @@ impl FleetCore {
         tokens: PromptArg,
         produced: PromptArg,
     ) -> PyResult<()> {
-        let note = |request: &ScoreRequest<'_>| {
+        ask(py, &request, &tokens, |request| {
             self.index.routed(pod, dp_rank, request, produced.tokens())
-        };
-        py.detach(|| request.with(&tokens, note)).map_err(to_python)
+        })
     }
 
     fn score(
@@ -252,9 +259,9 @@ impl FleetCore {
         request: RequestArg,
         tokens: PromptArg,
     ) -> PyResult<FleetAnswer> {
-        let answer = py
-            .detach(|| request.with(&tokens, |request| self.index.ask().score(request)))
-            .map_err(to_python)?;
+        let answer = ask(py, &request, &tokens, |request| {
+            self.index.ask().score(request)
+        })?;
         Ok(FleetAnswer::of(request.model, &tokens, answer))
     }
 
@@ -282,11 +289,10 @@ impl FleetCore {
                 let answer = request.with(tokens, |request| index.score(request));
                 answer.map_err(|error| (number, error))
             };
+            let asked = asked.iter().enumerate();
             asked
-                .iter()
-                .enumerate()
                 .map(answer)
-                .collect::<Result<Vec<_>, _>>()
+                .collect::<std::result::Result<Vec<_>, _>>()
         });
         let answers = answers.map_err(|(number, error)| numbered(py, number, &to_python(error)))?;
         let answered = asked.into_iter().zip(answers);
@@ -302,13 +308,10 @@ impl FleetCore {
         request: RequestArg,
         tokens: PromptArg,
     ) -> PyResult<Option<FleetAnswer>> {
-        let try_score = |request: &ScoreRequest<'_>| {
+        let answer = ask(py, &request, &tokens, |request| {
             let index = self.index.try_ask();
             index.map(|mut index| index.score(request)).transpose()
-        };
-        let answer = py
-            .detach(|| request.with(&tokens, try_score))
-            .map_err(to_python)?;
+        })?;
         Ok(answer.map(|answer| FleetAnswer::of(request.model, &tokens, answer)))
     }
 
@@ -320,14 +323,11 @@ impl FleetCore {
         request: RequestArg,
         tokens: PromptArg,
     ) -> PyResult<(FleetAnswer, Vec<WhyTuple>)> {
-        let (explained, strips) = py
-            .detach(|| {
-                let explained =
-                    request.with(&tokens, |request| self.index.ask().explain(request))?;
-                let strips = explained.strips();
-                Ok((explained, strips))
-            })
-            .map_err(to_python)?;
+        let (explained, strips) = ask(py, &request, &tokens, |request| {
+            let explained = self.index.ask().explain(request)?;
+            let strips = explained.strips();
+            Ok((explained, strips))
+        })?;
         let whys = explained.reasons().map(str::to_owned).zip(strips);
         let whys = whys
             .map(|(reason, strip)| (reason, strip.into_iter().map(strip_tuple).collect()))

@@ -51,10 +51,6 @@ fn engine_none_hash<'py>(
 }
 
 #[pyfunction]
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "extracted arguments are owned"
-)]
 fn engine_chain(
     py: Python<'_>,
     engine: EngineHashArg,
@@ -62,17 +58,13 @@ fn engine_chain(
     extra: ExtraKeysArg,
 ) -> PyResult<Bound<'_, PyBytes>> {
     let mut digests = Vec::new();
-    hash_all(py, &engine, &tokens, &extra, |digest| {
+    hash_all(py, engine, tokens, extra, |digest| {
         digests.extend_from_slice(digest.as_bytes());
     })?;
     Ok(PyBytes::new(py, &digests))
 }
 
 #[pyfunction]
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "extracted arguments are owned"
-)]
 fn engine_chain_keys(
     py: Python<'_>,
     engine: EngineHashArg,
@@ -80,7 +72,7 @@ fn engine_chain_keys(
     extra: ExtraKeysArg,
 ) -> PyResult<Vec<u64>> {
     let mut keys = Vec::new();
-    hash_all(py, &engine, &tokens, &extra, |digest| {
+    hash_all(py, engine, tokens, extra, |digest| {
         keys.push(digest.key());
     })?;
     Ok(keys)
@@ -93,11 +85,15 @@ pub(crate) fn algorithm(name: &str) -> PyResult<HashAlgo> {
     })
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "extracted arguments are owned"
+)]
 fn hash_all(
     py: Python<'_>,
-    engine: &EngineHashArg,
-    tokens: &TokenArg,
-    extra: &ExtraKeysArg,
+    engine: EngineHashArg,
+    tokens: TokenArg,
+    extra: ExtraKeysArg,
     sink: impl FnMut(Digest) + Send,
 ) -> PyResult<()> {
     let spec = engine.spec()?;

@@ -68,7 +68,7 @@ impl Each<Number> {
 }
 
 /// The items of any mapping.
-struct Items<K, V>(Vec<(K, V)>);
+pub(crate) struct Items<K, V>(pub Vec<(K, V)>);
 
 impl<'py, K, V> FromPyObject<'_, 'py> for Items<K, V>
 where

@@ -46,7 +46,8 @@ fn evaluate<T: Send>(
     topology: TopologyArg,
     dialect: Vec<PyBackedStr>,
     held: HeldArg,
-    run: impl FnOnce(&Topology, &Holdings, &mut Scratch) -> T + Send,
+    query: QueryArg,
+    run: impl FnOnce(&Topology, &Holdings, Query, &mut Scratch) -> T + Send,
 ) -> PyResult<T> {
     let dialect = topology::dialect(dialect).map_err(to_python)?;
     let topology = topology.decode(dialect).map_err(to_python)?;
@@ -64,7 +65,7 @@ fn evaluate<T: Send>(
             whole: &whole,
             partial: &partial,
         };
-        run(&topology, &held, &mut Scratch::default())
+        run(&topology, &held, query.decode(), &mut Scratch::default())
     }))
 }
 
@@ -76,10 +77,14 @@ fn resume(
     held: HeldArg,
     query: QueryArg,
 ) -> PyResult<Vec<u32>> {
-    let query = query.decode();
-    evaluate(py, topology, dialect, held, |topology, held, scratch| {
-        rule::resume(topology, held, query, scratch).to_vec()
-    })
+    evaluate(
+        py,
+        topology,
+        dialect,
+        held,
+        query,
+        |topology, held, query, scratch| rule::resume(topology, held, query, scratch).to_vec(),
+    )
 }
 
 #[pyfunction]
@@ -90,10 +95,14 @@ fn resume_present(
     held: HeldArg,
     query: QueryArg,
 ) -> PyResult<Vec<u32>> {
-    let query = query.decode();
-    evaluate(py, topology, dialect, held, |topology, held, scratch| {
-        rule::present(topology, held, query, scratch).to_vec()
-    })
+    evaluate(
+        py,
+        topology,
+        dialect,
+        held,
+        query,
+        |topology, held, query, scratch| rule::present(topology, held, query, scratch).to_vec(),
+    )
 }
 
 /// One list of boundaries for the lowest holder in the mask; `None` if the group never restricts a
@@ -107,15 +116,19 @@ fn resume_accepted(
     query: QueryArg,
     group: usize,
 ) -> PyResult<Option<Vec<u32>>> {
-    let query = query.decode();
     if query.mask == 0 {
         let text = "mask 0 names no holder; set one bit".to_owned();
         return Err(to_python(Error::InvalidValue(text)));
     }
     let bit = query.mask.trailing_zeros();
-    evaluate(py, topology, dialect, held, |topology, held, scratch| {
-        rule::accepted(topology, held, query, group, bit, scratch)
-    })
+    evaluate(
+        py,
+        topology,
+        dialect,
+        held,
+        query,
+        |topology, held, query, scratch| rule::accepted(topology, held, query, group, bit, scratch),
+    )
 }
 
 /// For each holder, the group and boundary that end its prefix, given the answers of `resume`.
@@ -128,14 +141,20 @@ fn resume_limiting(
     query: QueryArg,
     answers: [u32; HOLDERS],
 ) -> PyResult<Vec<Option<(usize, u32)>>> {
-    let query = query.decode();
-    evaluate(py, topology, dialect, held, |topology, held, scratch| {
-        let limits = rule::limiting(topology, held, query, &answers, scratch);
-        limits
-            .iter()
-            .map(|l| l.map(|l| (l.group, l.boundary)))
-            .collect()
-    })
+    evaluate(
+        py,
+        topology,
+        dialect,
+        held,
+        query,
+        |topology, held, query, scratch| {
+            let limits = rule::limiting(topology, held, query, &answers, scratch);
+            limits
+                .iter()
+                .map(|l| l.map(|l| (l.group, l.boundary)))
+                .collect()
+        },
+    )
 }
 
 /// The first block that a boundary needs of a group, and the block after the last one.

@@ -2,10 +2,10 @@
 
 use kvbraid_core::cache::{Boundary, Need, Recovery};
 use pyo3::prelude::*;
-use pyo3::types::PyMapping;
 
 use super::answers::block_ids;
 use crate::errors::InvalidValueError;
+use crate::recovery::Items;
 
 /// The number of a request.
 #[derive(Clone, Copy)]
@@ -15,8 +15,9 @@ impl FromPyObject<'_, '_> for RequestIdArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        let number = object.extract().map_err(|_| refused("request", object));
-        number.map(Self)
+        let expected = "the number that add returned";
+        let number = object.extract();
+        (number.map(Self)).map_err(|_| refused("request", object, expected))
     }
 }
 
@@ -27,20 +28,16 @@ impl FromPyObject<'_, '_> for RequestsArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        let numbers = object.extract().map_err(|_| refused("requests", object));
-        numbers.map(Self)
+        let expected = "a list of numbers that add returned";
+        let numbers = object.extract();
+        (numbers.map(Self)).map_err(|_| refused("requests", object, expected))
     }
 }
 
-fn refused(name: &str, object: Borrowed<'_, '_, PyAny>) -> PyErr {
+fn refused(name: &str, object: Borrowed<'_, '_, PyAny>, expected: &str) -> PyErr {
     let shown = object
         .repr()
         .map_or_else(|_| "unprintable".to_owned(), |text| text.to_string());
-    let expected = if name == "request" {
-        "the number that add returned"
-    } else {
-        "a list of numbers that add returned"
-    };
     InvalidValueError::new_err(format!("{name} is {shown:.80}; expected {expected}"))
 }
 
@@ -119,29 +116,24 @@ impl RecoveryArg {
     pub(super) fn decode(self) -> Recovery {
         Recovery {
             forget: block_ids(self.forget),
-            commit: self.commit.0,
-            rewind: self.rewind.0,
+            commit: boundaries(self.commit),
+            rewind: boundaries(self.rewind),
             hold: block_ids(self.hold),
             preempt: self.preempt,
-            zero: self.zero.0,
+            zero: boundaries(self.zero),
         }
     }
 }
 
-/// A mapping from requests to numbers of tokens, in its own order.
-struct Boundaries(Vec<Boundary>);
+/// Requests, each with a number of tokens.
+type Boundaries = Items<u64, u32>;
 
-impl FromPyObject<'_, '_> for Boundaries {
-    type Error = PyErr;
-
-    fn extract(mapping: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        let items: Vec<(u64, u32)> = mapping.cast::<PyMapping>()?.items()?.extract()?;
-        let boundary = |(request, num_tokens)| Boundary {
-            request,
-            num_tokens,
-        };
-        Ok(Self(items.into_iter().map(boundary).collect()))
-    }
+fn boundaries(all: Boundaries) -> Vec<Boundary> {
+    let boundary = |(request, num_tokens)| Boundary {
+        request,
+        num_tokens,
+    };
+    all.0.into_iter().map(boundary).collect()
 }
 
 /// Consecutive positions: Python's `range`.
