@@ -3,32 +3,21 @@
 //! `cargo bench --bench fleet` prints nanoseconds per call; wall times of a shared machine.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its result")]
 
+#[path = "../tests/asking/mod.rs"]
+mod asking;
+#[path = "../tests/encoder/mod.rs"]
+mod encoder;
+
 use std::time::Instant;
 
-use kvbraid_core::fleet::{
-    Index, Options, PodConfig, PodSpec, Prompt, ScoreRequest, Strategy, TierSet,
-};
+use asking::{index_of, options, pod, request};
+use encoder::{Value, batch, text, uints};
+use kvbraid_core::fleet::{Index, PodConfig, PodSpec};
 use kvbraid_core::prefix::Unit;
 use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 const PODS: u32 = 64;
-
-fn uint(out: &mut Vec<u8>, value: u64) {
-    out.push(0xcf);
-    out.extend_from_slice(&value.to_be_bytes());
-}
-
-fn array(out: &mut Vec<u8>, len: usize) {
-    out.push(0xdd);
-    out.extend_from_slice(&u32::try_from(len).unwrap_or(0).to_be_bytes());
-}
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    out.push(0xd9);
-    out.push(u8::try_from(text.len()).unwrap_or(0));
-    out.extend_from_slice(text.as_bytes());
-}
 
 /// The hash of a block that nobody computes.
 fn made_up(block: usize) -> u64 {
@@ -37,31 +26,21 @@ fn made_up(block: usize) -> u64 {
 
 /// One batch of one store: `count` blocks of a prompt from block `first` on, in positional form.
 fn payload(tokens: &[u32], first: usize, count: usize) -> Vec<u8> {
-    let mut out = vec![0x93, 0xc0];
-    let tokens = &tokens[first * 16..(first + count) * 16];
-    array(&mut out, 1);
-    array(&mut out, 11);
-    text(&mut out, "BlockStored");
-    array(&mut out, tokens.len() / 16);
-    for block in first..first + count {
-        uint(&mut out, made_up(block));
-    }
-    if first == 0 {
-        out.push(0xc0);
-    } else {
-        uint(&mut out, made_up(first - 1));
-    }
-    array(&mut out, tokens.len());
-    for &token in tokens {
-        out.push(0xce);
-        out.extend_from_slice(&token.to_be_bytes());
-    }
-    out.extend_from_slice(&[16, 0xc0]);
-    text(&mut out, "GPU");
-    out.extend_from_slice(&[0xc0, 0xc0, 0]);
-    text(&mut out, "full_attention");
-    out.extend_from_slice(&[0xc0, 0xc0]);
-    out
+    let hashes: Vec<u64> = (first..first + count).map(made_up).collect();
+    let parent = first.checked_sub(1).map(made_up);
+    batch(&[Value::Array(vec![
+        text("BlockStored"),
+        uints(&hashes),
+        parent.map_or(Value::Nil, Value::Uint),
+        uints(&tokens[first * 16..(first + count) * 16]),
+        Value::Uint(16),
+        Value::Nil,
+        text("GPU"),
+        Value::Nil,
+        Value::Nil,
+        Value::Uint(0),
+        text("full_attention"),
+    ])])
 }
 
 fn index() -> Index {
@@ -74,15 +53,13 @@ fn index() -> Index {
         topology: Some(topology),
         ..PodConfig::default()
     };
-    let mut index = Index::new(Options::new(Secret::new([7; 32])));
-    for pod in 0..PODS {
-        let name = format!("pod{pod}");
+    let mut index = index_of(options(), &[]);
+    for number in 0..PODS {
         let spec = PodSpec {
-            model: "m".into(),
-            dp_size: 1,
             config: config.clone(),
-            ..PodSpec::default()
+            ..pod()
         };
+        let name = format!("pod{number}");
         index.register(&name, spec).expect("a valid pod");
     }
     index
@@ -140,22 +117,7 @@ fn main() {
         keys.clear();
         unit.keys(0, &tokens, &mut keys);
     });
-    let prompt = Prompt {
-        tokens: &tokens,
-        lora: None,
-        salt: None,
-        extra_key: None,
-        media: &[],
-        wide: &[],
-    };
-    let request = ScoreRequest {
-        model: "m",
-        prompt,
-        pods: None,
-        tiers: TierSet::GPU,
-        strategy: Strategy::Exact,
-        weights: [None; 3],
-    };
+    let request = request(&tokens);
     time("score", || {
         let answer = index.score(&request).expect("a known model");
         assert_eq!(answer.rows.len(), PODS as usize);
