@@ -11,6 +11,7 @@ use super::registration::unknown_pod;
 use crate::error::Result;
 use crate::fleet::ingest::intake::{Applied, Intake, Phase};
 use crate::fleet::pod::engine_chain::EngineChain;
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::rank::Rank;
 use crate::fleet::state::State;
 use crate::wire::MAX_RANKS;
@@ -134,6 +135,21 @@ impl Index {
             .collect()
     }
 
+    /// Does something to each rank that a feed writes to.
+    fn with_each_row(
+        &mut self,
+        name: &str,
+        feed: u32,
+        change: impl Fn(&mut Rank, &mut SharedPresence<'_>),
+    ) -> Result<()> {
+        self.locate(name, feed)?;
+        for row in self.rows_of(name, feed) {
+            let (model, column) = self.locate(name, row)?;
+            model.with_rank(column, &change);
+        }
+        Ok(())
+    }
+
     /// Sets the state of a row to the worst state of the feeds that write to it.
     fn combine_states(&mut self, name: &str, row: u32) {
         let Some(pod) = self.pods.get(name) else {
@@ -169,20 +185,14 @@ impl Index {
             Some(pod) if use_hash => EngineChain::new(pod.spec.algo, pod.spec.seed.as_deref()),
             Some(_) | None => EngineChain::off(),
         };
-        self.locate(name, dp_rank)?;
-        for row in self.rows_of(name, dp_rank) {
-            let chain = chain.clone();
-            let (model, column) = self.locate(name, row)?;
-            model.with_rank(column, |rank, shared| {
-                rank.feeds_with_history.retain(|feed| *feed != dp_rank);
-                if rank.feeds_with_history.is_empty() {
-                    rank.restart(shared, chain);
-                } else {
-                    rank.lose(shared);
-                }
-            });
-        }
-        Ok(())
+        self.with_each_row(name, dp_rank, |rank, shared| {
+            rank.feeds_with_history.retain(|feed| *feed != dp_rank);
+            if rank.feeds_with_history.is_empty() {
+                rank.restart(shared, chain.clone());
+            } else {
+                rank.lose(shared);
+            }
+        })
     }
 
     /// Prepares a `reset`: at most this many slots are looked at, and their copies on the CPU and
@@ -213,12 +223,7 @@ impl Index {
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
     pub fn lose(&mut self, name: &str, dp_rank: u32) -> Result<()> {
-        self.locate(name, dp_rank)?;
-        for row in self.rows_of(name, dp_rank) {
-            let (model, column) = self.locate(name, row)?;
-            model.with_rank(column, Rank::lose);
-        }
-        Ok(())
+        self.with_each_row(name, dp_rank, Rank::lose)
     }
 
     /// Handles a panic in the middle of a change to the ranks that a feed writes to. Everything
@@ -228,12 +233,7 @@ impl Index {
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
     pub fn discard(&mut self, name: &str, dp_rank: u32) -> Result<()> {
-        self.locate(name, dp_rank)?;
-        for row in self.rows_of(name, dp_rank) {
-            let (model, column) = self.locate(name, row)?;
-            model.with_rank(column, Rank::discard);
-        }
-        Ok(())
+        self.with_each_row(name, dp_rank, Rank::discard)
     }
 
     /// Sets how completely a feed knows the history of the ranks that it writes to.

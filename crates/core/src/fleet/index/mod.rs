@@ -29,6 +29,7 @@ use crate::fleet::pod::{Member, Pod};
 use crate::fleet::query::answer::{Answer, Row};
 use crate::fleet::query::request::{CanonicalBlocks, ResolvedRequest, ScoreRequest, Strategy};
 use crate::fleet::query::search::RequestSearch;
+use crate::fleet::state::State;
 use crate::fleet::tier::{Tier, TierSet};
 use crate::rule;
 use crate::secret::Secret;
@@ -134,10 +135,8 @@ impl Index {
             .filter(|(_, m)| m.column.is_none())
         {
             debug_assert!(at <= rows.len(), "no row for a member before {member:?}");
-            rows.insert(
-                at,
-                Row::of_stranger(request.prompt.last_token(), resolved.tiers),
-            );
+            let upper = request.prompt.last_token();
+            rows.insert(at, Row::of_nothing(State::Stale, upper, &[resolved.tiers]));
         }
         Ok(Answer {
             roster,

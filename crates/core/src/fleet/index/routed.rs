@@ -90,7 +90,7 @@ impl Index {
             lookahead: rank.catalog.lookahead(),
             page: 0,
         };
-        let has_lora = request.prompt.lora.is_some_and(|name| !name.is_empty());
+        let has_lora = request.prompt.lora().is_some();
         let view = rank.catalog.view().filter(|_| !has_lora);
         let space_page = view.map_or(0, |view| view.space_page);
         let mut tokens = [request.prompt.tokens, produced].concat();

@@ -9,13 +9,12 @@ use std::ops::Range;
 
 use super::namespace;
 use crate::fleet::keys::texts::Marks;
-use crate::fleet::keys::texts::SaltId;
 use crate::fleet::keys::units::Units;
-use crate::fleet::limbo::{Fact, Frame, Position, Salt};
+use crate::fleet::limbo::{Fact, Frame, Limbo, Position, Salt};
 use crate::fleet::pod::engine_chain::{HashBlock, RootHashes, RootStore};
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::{NodeId, Place};
-use crate::fleet::presence::slots::{EngineKey, SlotId, Whereabouts};
+use crate::fleet::presence::slots::{EngineKey, LimboId, SlotId, Whereabouts};
 use crate::fleet::rank::Rank;
 use crate::prefix::{PrefixKey, Step, plus};
 use crate::wire::{Batch, ExtraKey, Span, Stored};
@@ -159,15 +158,8 @@ impl Naming<'_, '_> {
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
             let place = self.shared.nodes.place(node);
-            let step = Step {
-                tokens: place.boundary,
-                local: place.prefix,
-            };
             return StoreStart {
-                at: Position {
-                    frame: Frame::Absolute,
-                    step,
-                },
+                at: Position::of(place),
                 salt: Salt::Known(place.salt),
             };
         }
@@ -293,21 +285,7 @@ impl Naming<'_, '_> {
                     self.rank.contradict("contradicts_earlier_place");
                 }
             }
-            Whereabouts::Limbo(entry) => {
-                let step = Step {
-                    tokens: place.boundary,
-                    local: place.prefix,
-                };
-                let at = Position {
-                    frame: Frame::Absolute,
-                    step,
-                };
-                let class = self.rank.limbo.class_of(entry);
-                self.rank.limbo.add_fact(Fact::HasSalt(class, place.salt));
-                self.rank
-                    .limbo
-                    .add_fact(Fact::Stands(entry, at, place.ahead));
-            }
+            Whereabouts::Limbo(entry) => stands_at(&mut self.rank.limbo, entry, place),
         }
         slot
     }
@@ -321,12 +299,7 @@ impl Naming<'_, '_> {
             if let Salt::Of(class) = salt {
                 limbo.add_fact(Fact::HasSalt(class, place.salt));
             }
-            let is_elsewhere = at.frame == Frame::Absolute
-                && at.step
-                    != Step {
-                        tokens: place.boundary,
-                        local: place.prefix,
-                    };
+            let is_elsewhere = at.frame == Frame::Absolute && at != Position::of(place);
             limbo.pin_trie(at, place);
             if is_elsewhere {
                 self.rank.contradict("contradicts_earlier_place");
@@ -400,28 +373,18 @@ impl Naming<'_, '_> {
             .map_or_else(|| HashBlock::Divides(catalog.grain()), HashBlock::Is)
     }
 
-    /// Tells that a hash of a request's chain stands at this position, with the request's salt.
-    pub(in crate::fleet) fn place(
-        rank: &mut Rank,
-        hash: EngineKey,
-        at: Step,
-        salt: SaltId,
-        ahead: u64,
-    ) {
-        let Some(slot) = rank.slots.find(hash) else {
-            return;
-        };
-        if let Whereabouts::Limbo(entry) = rank.slots.whereabouts(slot) {
-            let class = rank.limbo.class_of(entry);
-            rank.limbo.add_fact(Fact::HasSalt(class, salt));
-            rank.limbo.add_fact(Fact::Stands(
-                entry,
-                Position {
-                    frame: Frame::Absolute,
-                    step: at,
-                },
-                ahead,
-            ));
+    /// Tells that a hash of a request's chain stands at this place.
+    pub(in crate::fleet) fn place(rank: &mut Rank, hash: EngineKey, place: Place) {
+        let slot = rank.slots.find(hash);
+        if let Some(Whereabouts::Limbo(entry)) = slot.map(|slot| rank.slots.whereabouts(slot)) {
+            stands_at(&mut rank.limbo, entry, place);
         }
     }
+}
+
+/// Tells where an undecided hash stands.
+fn stands_at(limbo: &mut Limbo, entry: LimboId, place: Place) {
+    let class = limbo.class_of(entry);
+    limbo.add_fact(Fact::HasSalt(class, place.salt));
+    limbo.add_fact(Fact::Stands(entry, Position::of(place), place.ahead));
 }

@@ -21,7 +21,12 @@ pub struct Prompt<'a> {
     pub wide: &'a [WideAt<'a>],
 }
 
-impl Prompt<'_> {
+impl<'a> Prompt<'a> {
+    /// The adapter. An empty name means none.
+    pub(in crate::fleet) fn lora(&self) -> Option<&'a str> {
+        self.lora.filter(|name| !name.is_empty())
+    }
+
     /// The most tokens that any engine can reuse: one has to be left to compute.
     #[must_use]
     pub fn last_token(&self) -> u32 {

@@ -58,6 +58,30 @@ pub(in crate::fleet) struct SilentViews {
     pub likely: View,
 }
 
+impl View {
+    fn of(topology: Topology, groups: Vec<u16>) -> Self {
+        Self {
+            topology,
+            groups,
+            lower_is_zero: false,
+            upper_is_everything: false,
+            has_unknown: false,
+            undeclared: None,
+            silent: None,
+            inside: None,
+            space_page: 0,
+        }
+    }
+
+    /// Leaves out all groups but those of full attention.
+    pub(in crate::fleet) fn keep_full(&mut self) {
+        let is_full = |group: &GroupSpec| group.kind.is_full();
+        let mut keep = (self.topology.groups.iter().map(is_full).collect::<Vec<_>>()).into_iter();
+        self.groups.retain(|_| keep.next() == Some(true));
+        self.topology.groups.retain(is_full);
+    }
+}
+
 impl Catalog {
     /// The view of the pod; `None` while no group is known, which means that the pod holds nothing.
     #[must_use]
@@ -152,27 +176,15 @@ impl Catalog {
 
     fn configured_view(&self, groups: &[GroupSpec]) -> View {
         let topology = self.topology().cloned();
-        let mut topology = topology.unwrap_or_else(|| bare_topology(groups.to_vec()));
-        let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
-        let mut lower_is_zero = false;
+        let topology = topology.unwrap_or_else(|| bare_topology(groups.to_vec()));
+        let mut view = View::of(topology, (0u16..).take(groups.len()).collect());
         let is_undeclared = groups.first().is_some_and(|g| g.kind == SpecKind::Unknown);
+        view.undeclared = is_undeclared.then_some(0);
         if self.config.publisher.tells_only_full() || self.shows_components {
-            let keep: Vec<bool> = groups.iter().map(|g| g.kind.is_full()).collect();
-            lower_is_zero = keep.contains(&false);
-            topology.groups = retain_by(&topology.groups, &keep);
-            indices = retain_by(&indices, &keep);
+            view.keep_full();
+            view.lower_is_zero = view.groups.len() < groups.len();
         }
-        View {
-            topology,
-            groups: indices,
-            lower_is_zero,
-            upper_is_everything: false,
-            has_unknown: false,
-            undeclared: is_undeclared.then_some(0),
-            silent: None,
-            inside: None,
-            space_page: 0,
-        }
+        view
     }
 
     /// Why the groups make the pod's answers bounds, in words that name the remedy; empty if they
@@ -262,15 +274,10 @@ impl Catalog {
             topology.dialect = template.dialect;
         }
         Some(View {
-            topology,
-            groups: indices,
             lower_is_zero,
             upper_is_everything,
-            has_unknown: false,
             undeclared: is_undeclared.then_some(0),
-            silent: None,
-            inside: None,
-            space_page: 0,
+            ..View::of(topology, indices)
         })
     }
 }
@@ -284,15 +291,6 @@ impl LearnedGroup {
         let is_window = window.is_some() && self.window == window;
         is_window || (is_kind && (window.is_none() || self.window.is_none()))
     }
-}
-
-fn retain_by<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
-    items
-        .iter()
-        .zip(keep)
-        .filter(|(_, k)| **k)
-        .map(|(item, _)| item.clone())
-        .collect()
 }
 
 fn bare_topology(groups: Vec<GroupSpec>) -> Topology {

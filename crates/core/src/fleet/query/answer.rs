@@ -93,18 +93,18 @@ impl Row {
         };
     }
 
-    /// The row for a pod that is not registered, about which nothing is known.
+    /// The row for a rank of which nothing is held for certain, and at most `upper` tokens.
     #[must_use]
-    pub fn of_stranger(upper: u32, tiers: TierSet) -> Self {
+    pub fn of_nothing(state: State, upper: u32, tiers: &[TierSet]) -> Self {
         let bounds = Bounds { lower: 0, upper };
         Self {
-            state: State::Stale,
+            state,
             bounds,
             is_counted: false,
             expected: 0,
             exactness: Exactness::Unknown,
             present: 0,
-            tiers: [(tiers, bounds)].into_iter().collect(),
+            tiers: tiers.iter().map(|&set| (set, bounds)).collect(),
             limiting: None,
             score: 0.0,
         }

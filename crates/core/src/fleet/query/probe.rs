@@ -13,11 +13,11 @@ use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::limbo::{self, Looks, PlacedBy, Possible};
 use crate::fleet::pod::engine_chain::EngineHash;
 use crate::fleet::presence::SharedPresence;
+use crate::fleet::presence::nodes::Place;
 use crate::fleet::presence::slots::EngineKey;
 use crate::fleet::rank::Rank;
 use crate::fleet::tier::TierSet;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
-use crate::prefix::Step;
 
 /// The looks that one answer may take in limbo, shared by the ranks that have undecided hashes.
 const LOOKS: u64 = 1 << 15;
@@ -65,7 +65,7 @@ impl RequestSearch<'_, '_> {
         if rank.limbo.is_empty() {
             return None;
         }
-        let path = match self.request.prompt.lora.filter(|l| !l.is_empty()) {
+        let path = match self.request.prompt.lora() {
             Some(name) => Some(rank.loras.get(name)?.clone()),
             None => None,
         };
@@ -111,13 +111,13 @@ impl RequestSearch<'_, '_> {
             let effort = Effort::of(CONSEQUENCES);
             self.model.with_rank(column, |rank, shared| {
                 for (key, i) in matches {
-                    let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * keys.step().unit;
-                    let step = Step {
-                        tokens,
-                        local: keys.prefixes()[i],
+                    let place = Place {
+                        boundary: u32::try_from(i + 1).unwrap_or(u32::MAX) * keys.step().unit,
+                        prefix: keys.prefixes()[i],
+                        ahead: keys.ahead(i).unwrap_or(0),
+                        salt,
                     };
-                    let ahead = keys.ahead(i).unwrap_or(0);
-                    Naming::place(rank, key, step, salt, ahead);
+                    Naming::place(rank, key, place);
                 }
                 rank.solve_for_query(shared, &effort);
             });

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::answer::{Bounds, Exactness, Limiting, Row};
+use super::answer::{Limiting, Row};
 use super::by_column::{Likely, RowsByColumn};
 use super::canonical_blocks;
 use super::expected::ToldLengths;
@@ -81,18 +81,7 @@ impl RequestSearch<'_, '_> {
         } else {
             self.last_token()
         };
-        let bounds = Bounds { lower: 0, upper };
-        let mut row = Row {
-            state,
-            bounds,
-            is_counted: false,
-            expected: 0,
-            exactness: Exactness::Unknown,
-            present: 0,
-            tiers: tier_sets.iter().map(|&set| (set, bounds)).collect(),
-            limiting: None,
-            score: 0.0,
-        };
+        let mut row = Row::of_nothing(state, upper, tier_sets);
         row.set_score(self.request.canonical_blocks.is_none().then_some(0.0));
         row
     }
@@ -292,18 +281,7 @@ fn restrict(class: Class, only_full: bool) -> Class {
         return class;
     }
     let mut view = class.view;
-    let keep: Vec<bool> = view
-        .topology
-        .groups
-        .iter()
-        .map(|g| g.kind.is_full())
-        .collect();
-    let mut kept = keep.iter();
-    view.topology
-        .groups
-        .retain(|_| *kept.next().unwrap_or(&false));
-    let mut kept = keep.iter();
-    view.groups.retain(|_| *kept.next().unwrap_or(&false));
+    view.keep_full();
     view.lower_is_zero |= view.groups.is_empty();
     view.silent = None;
     view.inside = None;

@@ -121,12 +121,10 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     /// Tokens per page of a class whose chains stand under salts made of their first hashes; else 0.
     /// Those of adapters never do.
     pub(in crate::fleet) fn page(&self, class: &Class) -> u32 {
-        let has_lora = self
-            .request
-            .prompt
-            .lora
-            .is_some_and(|name| !name.is_empty());
-        if has_lora { 0 } else { class.view.space_page }
+        match self.request.prompt.lora() {
+            Some(_) => 0,
+            None => class.view.space_page,
+        }
     }
 
     /// The salt that the nodes of keys are looked up with; `None` if the request's is not known.
