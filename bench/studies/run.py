@@ -12,7 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """Run the study that is asked for."""
-    from bench.studies import ablation, future, future_traces, hints, late, policies
+    from bench.studies import (
+        ablation,
+        future,
+        future_traces,
+        hints,
+        late,
+        narrowing,
+        policies,
+    )
 
     studies = {
         "policies": policies.run,
@@ -21,6 +29,7 @@ def main() -> int:
         "future_traces": future_traces.run,
         "late": late.run,
         "ablation": ablation.run,
+        "narrowing": narrowing.run,
     }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)

@@ -9,7 +9,7 @@ is. Thread-safe; every call that does work releases the interpreter.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 from kvbraid._native import FleetCore
 from kvbraid.engine import EngineProfile
@@ -74,6 +74,9 @@ class IndexOptions:
     canonical_block_size: int = 16
     max_ranks: int = 65_536
     secret: bytes | None = field(default=None, repr=False)
+
+    narrows: ClassVar[bool] = True
+    """No option: `make study ONLY=narrowing` alone turns this off, in a class of its own."""
 
     def __post_init__(self) -> None:
         """Refuse options that no index can work with."""

@@ -26,6 +26,7 @@ use crate::topology::{self, TopologyArg};
 pub(super) struct OptionsArg {
     keys: PyBackedStr,
     presence: PyBackedStr,
+    narrows: bool,
     memory_limit_bytes: Option<usize>,
     limbo_limit_bytes: usize,
     weights: [f64; 3],
@@ -41,6 +42,7 @@ impl OptionsArg {
             use_hash_functions: &*self.keys == "auto",
             counts_copies: &*self.presence != "set",
             all_groups: &*self.presence != "full-only",
+            narrows: self.narrows,
             memory_limit_bytes: self.memory_limit_bytes.unwrap_or(0),
             limbo_limit_bytes: self.limbo_limit_bytes,
             weights: self.weights,

@@ -39,6 +39,11 @@ class ReplayOptions:
     full_reports: bool = False
     routed: bool = False
 
+    @property
+    def of_index(self) -> IndexOptions:
+        """The options of the index that predicts."""
+        return IndexOptions(keys=self.keys, presence=self.presence)
+
 
 @dataclass(slots=True)
 class Report:
@@ -143,7 +148,7 @@ class _Player:
     def __init__(self, capture: Capture, options: ReplayOptions) -> None:
         self.capture = capture
         self.options = options
-        self.index = FleetIndex(IndexOptions(keys=options.keys, presence=options.presence))
+        self.index = FleetIndex(options.of_index)
         self._seen = 0
         engine = capture.engine
         if options.full_reports:

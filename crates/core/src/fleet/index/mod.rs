@@ -36,6 +36,10 @@ use crate::secret::Secret;
 
 /// How an index works; the options stay the same for its whole life.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches: what a comparison leaves out"
+)]
 pub struct Options {
     /// Whether the engines' hash functions may be used. With `false`, hashes are placed by tokens
     /// and joins only.
@@ -45,6 +49,9 @@ pub struct Options {
     /// Whether all groups are evaluated. `false` (full attention only) is a shortcut for
     /// comparison.
     pub all_groups: bool,
+    /// Whether the blocks of sparse stores are narrowed. `false` is a shortcut for comparison: a
+    /// hash may then stand at each block that the length of its list leaves, until its place is known.
+    pub narrows: bool,
     /// Above this many bytes, the pod that holds the most forgets; 0 means no limit.
     pub memory_limit_bytes: usize,
     /// Above this many bytes, what is undecided of a rank is forgotten.
@@ -68,6 +75,7 @@ impl Options {
             use_hash_functions: true,
             counts_copies: true,
             all_groups: true,
+            narrows: true,
             memory_limit_bytes: 0,
             limbo_limit_bytes: 64 << 20,
             weights: [1.0, 0.8, 0.5],

@@ -90,7 +90,7 @@ impl Index {
             EngineChain::off()
         };
         let catalog = Catalog::new(spec.config.clone())?;
-        let rank = Rank::new(
+        let mut rank = Rank::new(
             dp_rank,
             column,
             catalog,
@@ -98,6 +98,7 @@ impl Index {
             self.options.counts_copies,
             secret,
         );
+        rank.limbo.narrows = self.options.narrows;
         model.ranks[index] = Some(Rank {
             loras: spec.loras.clone(),
             limbo_limit: self.options.limbo_limit(),

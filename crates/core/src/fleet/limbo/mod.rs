@@ -100,6 +100,8 @@ pub(super) struct Limbo {
     /// ring has the others.
     by_prefix: HashMap<PrefixKey, LimboId>,
     facts: Vec<Fact>,
+    /// Whether spans are narrowed (`Options::narrows`).
+    pub narrows: bool,
     /// The spans that changed since they were last looked at.
     dirty: VecDeque<SpanId>,
     /// The bytes of the lists of all spans.
@@ -160,6 +162,7 @@ impl Limbo {
             by_start: HashMap::new(),
             by_prefix: HashMap::new(),
             facts: Vec::new(),
+            narrows: true,
             dirty: VecDeque::new(),
             span_bytes: 0,
             contradictions: 0,

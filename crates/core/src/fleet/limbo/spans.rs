@@ -230,8 +230,8 @@ impl Limbo {
         span.start = self.resolve(span.start);
         let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
         let is_consistent = self.fix_known(&mut span)
-            && self.order(id, context).narrow(&mut span)
-            && span.keep_whole_windows();
+            && (!self.narrows
+                || self.order(id, context).narrow(&mut span) && span.keep_whole_windows());
         if is_consistent {
             self.tell_fixed(&mut span);
         } else {
