@@ -14,6 +14,7 @@ def main() -> int:
     """Run the study that is asked for."""
     from bench.studies import (
         ablation,
+        expected,
         future,
         future_traces,
         hints,
@@ -30,6 +31,7 @@ def main() -> int:
         "late": late.run,
         "ablation": ablation.run,
         "narrowing": narrowing.run,
+        "expected": expected.run,
     }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)
