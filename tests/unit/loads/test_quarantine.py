@@ -22,18 +22,6 @@ def test_blocks_are_freed_when_the_last_rank_has_reported() -> None:
     assert (held.num_blocks, 7 in held) == (0, False)
 
 
-def test_a_block_that_is_held_twice_is_freed_twice() -> None:
-    held = Quarantine()
-    held.add(7, blocks(3), [0])
-    held.add(7, blocks(3), [0])
-    held.add(8, blocks(3), [0])
-    assert held.num_blocks == 1
-    assert held.ended(7, 0) == [3, 3]
-    assert held.blocks == {3}
-    assert held.ended(8, 0) == [3]
-    assert held.num_blocks == 0
-
-
 def test_reports_that_say_nothing_new_are_counted() -> None:
     held = Quarantine()
     held.add(7, blocks(3), [0, 1])
@@ -119,6 +107,7 @@ class Transfers(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         self.held.check_integrity()
         assert self.held.blocks == {block for _, block in self.holds}
+        assert {each for each in range(5) if each in self.held} == self.pending.keys()
         assert self.held.num_blocks == len({block for _, block in self.holds})
         assert self.held.num_unknown_reports + self.held.num_repeated_reports == self.num_wasted
 

@@ -9,47 +9,6 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.recovery.ledger.counts import Counts, PromptCounts
 
 
-def test_a_hit_and_a_load_are_counted_apart() -> None:
-    counts = PromptCounts(100)
-    counts.started(32, 16)
-    assert counts.report() == Counts(cached=32, external=16, computed=52)
-    assert counts.report() is None
-
-
-def test_a_recovery_corrects_the_counts_until_they_are_reported() -> None:
-    counts = PromptCounts(100)
-    counts.started(32, 16)
-    counts.recovered(40, 8)
-    assert counts.now() == Counts(32, 8, 60)
-    counts.recovered(16, 30)
-    assert counts.report() == Counts(16, 0, 84)
-    counts.recovered(0, 100)
-    assert counts.now() == Counts(16, 0, 84)
-    assert counts.recomputed == 138
-
-
-def test_what_a_request_computed_is_no_hit_after_a_preemption() -> None:
-    counts = PromptCounts(100)
-    counts.started(32, 16)
-    counts.computed(64)
-    counts.started(80)
-    assert counts.report() == Counts(cached=32 + 16, external=16, computed=16 + 20)
-
-
-def test_what_is_loaded_again_counts_as_loaded_once() -> None:
-    counts = PromptCounts(100)
-    counts.started(32, 32)
-    counts.recovered(32, 32)
-    counts.started(32, 32)
-    assert counts.report() == Counts(32, 32, 36)
-
-
-def test_the_last_prompt_token_is_always_computed() -> None:
-    counts = PromptCounts(64)
-    counts.started(32, 32)
-    assert counts.report() == Counts(32, 31, 1)
-
-
 def test_resumption_after_the_report_changes_nothing() -> None:
     counts = PromptCounts(64)
     counts.started(0)

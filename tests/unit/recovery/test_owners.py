@@ -83,9 +83,6 @@ def ledger(*requests: RequestPlan) -> Ownership:
     return made
 
 
-# One owner, and those who wait for it.
-
-
 def test_a_waiter_is_released_when_the_whole_block_is_processed() -> None:
     owners = ledger(rewinds(0, 0, owns=[2, 4]), rewinds(1, 8, waits={2: 0, 4: 0}))
     assert owners.owner_of(0) == (2, 4)
@@ -95,19 +92,6 @@ def test_a_waiter_is_released_when_the_whole_block_is_processed() -> None:
     assert owners.processed(0, 8) == (1,)
     assert not owners.is_waiting(1)
     assert owners.blocks == frozenset()
-
-
-def test_progress_of_somebody_else_releases_nobody() -> None:
-    owners = ledger(rewinds(0, 0, owns=[2]), rewinds(1, 4, waits={2: 0}))
-    assert owners.processed(1, 100) == ()
-    assert owners.processed(3, 100) == ()
-    assert owners.is_waiting(1)
-
-
-def test_a_group_with_larger_blocks_is_whole_later() -> None:
-    owners = ledger(rewinds(0, 0, owns=[1]), rewinds(1, 8, waits={1: 0}))
-    assert owners.processed(0, 4) == ()
-    assert owners.processed(0, 8) == (1,)
 
 
 def test_an_owner_that_leaves_hands_on_to_the_lowest_waiter_of_each_block() -> None:
@@ -121,33 +105,6 @@ def test_an_owner_that_leaves_hands_on_to_the_lowest_waiter_of_each_block() -> N
     assert owners.blocks == {2, 4}
     assert owners.waits_for(2) == {2: 1}
     assert owners.is_waiting(1), "it waits for the decision"
-
-
-def test_an_heir_releases_nobody_before_the_next_decision() -> None:
-    owners = ledger(
-        rewinds(0, 0, owns=[2]), rewinds(1, 4, waits={2: 0}), rewinds(2, 4, waits={2: 0})
-    )
-    owners.leaves(0)
-    assert owners.processed(1, 100) == ()
-    assert owners.is_waiting(2)
-    again = plan_of(rewinds(1, 0, owns=[2]), rewinds(2, 4, waits={2: 1}))
-    assert not owners.take(again, SharedTables())
-    assert not owners.is_waiting(1)
-    assert owners.processed(1, 4) == (2,)
-
-
-def test_what_is_whole_is_not_handed_on() -> None:
-    owners = ledger(rewinds(0, 0, owns=[2, 4]), rewinds(1, 8, waits={2: 0, 4: 0}))
-    owners.processed(0, 4)
-    assert owners.leaves(0) == HandedOn({BlockId(4): 1})
-
-
-def test_a_waiter_that_leaves_waits_no_more() -> None:
-    owners = ledger(rewinds(0, 0, owns=[2]), rewinds(1, 4, waits={2: 0}))
-    assert not owners.leaves(1)
-    assert not owners.is_waiting(1)
-    assert not owners.leaves(0)
-    assert owners.blocks == frozenset()
 
 
 @pytest.mark.parametrize("action", [Action.START_OVER, Action.FAIL, Action.TAINTED_OUTPUT])
