@@ -194,65 +194,6 @@ def test_blocks_stored_one_by_one_while_decoding_make_up_canonical_blocks() -> N
     assert score_after(events[:4], prompt, canonical=64) == 1
 
 
-@pytest.mark.parametrize(
-    ("engine", "canonical", "held", "score"),
-    [
-        (64, 16, {0, 1}, 8),
-        (64, 16, {0, 1, 2}, 12),
-        (64, 16, {0, 2}, 4),
-        (16, 64, set(range(12)), 3),
-        (16, 64, set(range(11)), 2),
-        (16, 64, set(range(12)) - {5}, 1),
-        (48, 32, {0, 1, 2, 3}, 6),
-        (48, 32, {0, 2, 3}, 1),
-        (48, 32, {0, 1}, 3),
-        (16, 24, {0, 1, 2}, 2),
-        (16, 24, {0, 1}, 1),
-    ],
-)
-def test_a_canonical_block_counts_when_held_blocks_cover_all_of_its_tokens(
-    engine: int, canonical: int, held: set[int], score: float
-) -> None:
-    prompt = tokens_of(192)
-    events = list(holding(prompt, held, block_size=engine))
-    assert score_after(events, prompt, canonical=canonical) == score
-
-
-def test_windows_are_counted_in_canonical_blocks() -> None:
-    prompt = tokens_of(192)
-    events = [
-        store(prompt, 0, 192),
-        *holding(prompt, {8, 9, 10, 11}, group=1, known=window(32)),
-    ]
-    assert score_after(events, prompt, canonical=64) == 3
-    short = [
-        store(prompt, 0, 192),
-        *holding(prompt, {9, 10, 11}, group=1, known=window(32)),
-    ]
-    # The engine needs two of its blocks, which are there; the canonical block is not whole.
-    assert score_after(short, prompt, canonical=64) == 0
-    assert score_after(short, prompt, canonical=16) == 12
-
-
-def test_a_canonical_block_on_several_tiers_weighs_as_much_as_its_worst_part() -> None:
-    prompt = tokens_of(64)
-    events = [
-        *holding(prompt, {0, 1, 3}),
-        *holding(prompt, {2, 3}, tier=Tier.CPU),
-    ]
-    assert score_after(events, prompt, canonical=32) == 1.5
-
-
-def test_main_groups_of_unequal_blocks_are_alternatives() -> None:
-    prompt = tokens_of(64)
-    mla = Group("mla_attention")
-    events = [
-        *holding(prompt, {0, 1}),
-        *holding(prompt, {1}, block_size=32, group=1, known=mla),
-    ]
-    assert score_after(events, prompt) == 4
-
-
 # ---- the catalogue ------------------------------------------------------------------------------
 
 
@@ -376,12 +317,6 @@ def test_tiers_that_are_not_asked_for_do_not_count() -> None:
     for tiers, score in ((None, 2.0), (["gpu"], 1.0), (["cpu"], 1.5), (["storage"], 0.0)):
         (row,) = index.score(replace(request, tiers=tiers)).rows
         assert row.score == score
-
-
-def test_no_token_is_left_to_compute_and_a_tail_is_no_block() -> None:
-    assert score_after([DENSE], PROMPT) == 3
-    assert score_after([DENSE], [*PROMPT, 7]) == 3
-    assert score_after([DENSE], PROMPT[:47]) == 2
 
 
 def test_the_json_answer_says_unknown_for_a_row_without_a_score() -> None:
