@@ -1,88 +1,16 @@
-"""Batches, chunks, preemption and drafts, without loads."""
-
-from random import Random
+"""Batches, chunks, preemption and drafts, without loads. Random lives of them: `test_faults`."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kvbraid.cache import GroupOptions
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.scheduler import Finish, StepResult
-from kvbraid.spec import GroupSpec
 
-from tests.unit.cache.caches import chunked, full, mamba, window
-from tests.unit.scheduler.engines import Engine, prompts, sampled
-
-MIXES = [
-    (full(4),),
-    (full(4), window(6, 4)),
-    (full(8), window(3, 4), chunked(12, 4)),
-    (full(4), mamba(4)),
-    (window(5, 4),),
-]
+from tests.unit.cache.caches import full, mamba, window
+from tests.unit.scheduler.engines import Engine, sampled
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
     return [sampled(len(prompt) + n) for n in range(count)]
-
-
-@given(
-    seed=st.integers(0, 2**32),
-    groups=st.sampled_from(MIXES),
-    num_blocks=st.sampled_from((14, 20, 60)),
-    steps=st.sampled_from((1, 2)),
-    drafts=st.sampled_from((0, 0, 2)),
-    budget=st.sampled_from((5, 16, 64)),
-)
-def test_random_requests_end_with_their_tokens_and_all_blocks_come_back(
-    seed: int,
-    groups: tuple[GroupSpec, ...],
-    num_blocks: int,
-    steps: int,
-    drafts: int,
-    budget: int,
-) -> None:
-    random = Random(seed)
-    has_states = any(group.kind.value == "mamba" for group in groups)
-    engine = Engine(
-        *groups,
-        cache={"num_blocks": num_blocks},
-        max_step_tokens=budget,
-        max_running=random.choice((2, 5)),
-        max_steps_in_flight=steps,
-        num_lookahead_tokens=0 if has_states else drafts,
-    )
-    wanted: dict[int, list[int]] = {}
-    sizes: dict[int, int] = {}
-    queue = prompts(random, 8, 12)
-    for _ in range(2_000):
-        if queue and random.random() < 0.3:
-            prompt, count = queue.pop(), random.choice((0, 1, 2, 7))
-            request = engine.add(prompt, count)
-            wanted[request], sizes[request] = expected(prompt, count), len(prompt) + count
-        alive = [r for r in wanted if engine.num_tokens(r)]
-        if alive and random.random() < 0.02:
-            gone = random.choice(alive)
-            engine.abort(gone)
-            wanted[gone] = engine.tokens(gone)
-        if len(engine.steps) < steps:
-            engine.schedule()
-        if engine.steps and (len(engine.steps) == steps or random.random() < 0.5):
-            for output in engine.update(accepted=lambda: random.randint(0, 2)):
-                if output.error:
-                    assert not engine.cache.can_ever_fit(sizes[output.request])
-                    wanted[output.request] = engine.tokens(output.request)
-        if not queue and not engine.scheduler.num_requests and not engine.steps:
-            break
-    else:
-        raise AssertionError("it does not end")
-    assert {request: engine.tokens(request) for request in wanted} == wanted
-    assert engine.cache.pool.num_free == num_blocks - 1
-    for request in wanted:
-        outputs = engine.said[request]
-        assert [bool(o.finish) for o in outputs] == [False] * (len(outputs) - 1) + [True]
-        told = [output.prompt for output in outputs if output.prompt is not None]
-        assert len(told) <= 1
 
 
 def test_a_prompt_is_computed_in_chunks_next_to_what_decodes() -> None:

@@ -1,12 +1,13 @@
-"""Random lives with loads that fail in every form, at random times, on any rank."""
+"""Random lives, without loads and with loads that fail in every form, any time, on any rank."""
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.loads import Cause, Failures, GroupBlock, Record
 from kvbraid.recovery import Policy
-from kvbraid.scheduler import Load, LoadReport, Offer, Query
+from kvbraid.scheduler import Finish, Load, LoadReport, Offer, Query
 from kvbraid.spec import GroupSpec
 
 from tests.unit.cache.caches import chunked, full, mamba, window
@@ -17,19 +18,21 @@ MIXES = [
     (full(4), window(6, 4)),
     (full(8), window(3, 4), chunked(12, 4)),
     (full(4), mamba(4)),
+    (window(5, 4),),
     (window(9, 4), window(5, 4)),
 ]
 RANKS = 2
 
 
 class Faulty:
-    """Tiers that offer much, and ranks that report when they like."""
+    """Tiers that offer much, or nothing, and ranks that report when they like."""
 
-    def __init__(self, engine: Engine, random: Random) -> None:
+    def __init__(self, engine: Engine, random: Random, *, offers: bool) -> None:
         self.engine, self.random = engine, random
         self.open: dict[tuple[int, int], Load] = {}
         self.injected = 0
-        engine.tiers.answer = self.offer
+        if offers:
+            engine.tiers.answer = self.offer
 
     def offer(self, query: Query) -> Offer | None:
         random, unit = self.random, self.engine.scheduler.inspect().rules.alignment
@@ -84,10 +87,11 @@ class Faulty:
         return Failures(places={load.request: places}, causes=causes)
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["no loads", "failing loads"])
 @given(
     seed=st.integers(0, 2**32),
     groups=st.sampled_from(MIXES),
-    num_blocks=st.sampled_from((20, 28, 60)),
+    num_blocks=st.sampled_from((14, 20, 28, 60)),
     steps=st.sampled_from((1, 2)),
     drafts=st.sampled_from((0, 0, 2)),
     findable=st.sampled_from(("computed", "scheduled")),
@@ -101,13 +105,15 @@ def test_whatever_fails_all_requests_end_and_all_blocks_come_back(
     drafts: int,
     findable: str,
     policy: Policy,
+    *,
+    fails: bool,
 ) -> None:
     random = Random(seed)
     has_states = any(group.kind.value == "mamba" for group in groups)
     engine = Engine(
         *groups,
         cache={"num_blocks": num_blocks},
-        max_step_tokens=random.choice((7, 16)),
+        max_step_tokens=random.choice((5, 7, 16, 64)),
         max_running=random.choice((2, 5)),
         max_steps_in_flight=steps,
         num_lookahead_tokens=0 if has_states else drafts,
@@ -116,7 +122,7 @@ def test_whatever_fails_all_requests_end_and_all_blocks_come_back(
         num_ranks=RANKS,
         cooldown_steps=5,
     )
-    faulty = Faulty(engine, random)
+    faulty = Faulty(engine, random, offers=fails)
     wanted: dict[int, tuple[int, int]] = {}
     queue = prompts(random, 8, 12)
     for _ in range(3_000):
@@ -142,12 +148,15 @@ def test_whatever_fails_all_requests_end_and_all_blocks_come_back(
     assert engine.cache.pool.num_held == 0
     assert engine.cache.pool.num_free == num_blocks - 1
     for request, (length, count) in wanted.items():
-        end = engine.said[request][-1]
-        assert end.finish is not None
-        tokens = engine.tokens(request)
+        outputs, tokens = engine.said[request], engine.tokens(request)
+        assert [bool(output.finish) for output in outputs] == [False] * (len(outputs) - 1) + [True]
         assert tokens == [sampled(length + n) for n in range(len(tokens))]
-        assert end.finish not in {"length"} or len(tokens) == count
-        assert end.error in {None, "out_of_blocks", "load_failed", "tainted_output"}
-        told = [output.prompt for output in engine.said[request] if output.prompt]
+        end = outputs[-1]
+        assert end.finish is not Finish.LENGTH or len(tokens) == count
+        assert end.error in {None, "out_of_blocks", *(("load_failed", "tainted_output") * fails)}
+        if not fails:
+            is_too_large = not engine.cache.can_ever_fit(length + count)
+            assert is_too_large if end.error else end.finish in {Finish.LENGTH, Finish.ABORTED}
+        told = [output.prompt for output in outputs if output.prompt]
         assert all(sum(counts) == length for counts in told)
         assert len(told) <= 1
