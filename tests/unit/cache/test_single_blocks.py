@@ -13,33 +13,6 @@ def cache_of_two_groups() -> CacheManager:
     return CacheManager(config(full(4), window(8, 4)))
 
 
-def test_taken_blocks_are_the_next_victims_and_their_callers() -> None:
-    cache = cache_of_two_groups()
-    leave(cache, TOKENS[:8], 8)
-    cache.take_events()
-    queue = cache.debug.free_queue()
-    taken = cache.pool.take(63)
-    assert taken == queue
-    assert cache.pool.num_free == 0
-    assert cache.debug.cached() == {}
-    assert len(cache.take_events()) == 4  # Two blocks in each of two groups are evicted.
-    cache.debug.check_integrity(taken)
-    cache.pool.free(taken)
-    cache.debug.check_integrity()
-
-
-def test_a_held_block_is_not_evicted() -> None:
-    cache = cache_of_two_groups()
-    leave(cache, TOKENS[:8], 8)
-    (holder, *_) = cache.debug.cached().popitem()[1]
-    cache.pool.hold([holder, holder])
-    assert cache.pool.describe([holder])[0].num_references == 2
-    taken = cache.pool.take(cache.pool.num_free)
-    assert holder not in taken
-    assert cache.pool.describe([holder])[0].block_hash is not None
-    cache.debug.check_integrity([holder, holder, *taken])
-
-
 def test_a_registered_block_is_found_behind_older_ones() -> None:
     cache = cache_of_two_groups()
     first, second = cache.pool.take(2)
