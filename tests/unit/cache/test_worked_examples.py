@@ -1,22 +1,12 @@
-"""Every worked example of the resume rule end to end: requests run, blocks go, one resumes.
+"""Hits that one can draw, end to end: copies, ends inside blocks, replayed windows, late hashes.
 
-To give a cache certain blocks, a test runs a request and forgets its other blocks one by one;
-nothing is put into the cache by hand.
+The worked examples of the rule itself are in `test_resume_examples`; caches that hold any of their
+blocks are in `test_cache_hits`.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-import pytest
 from kvbraid.cache import CacheManager, Need
-from kvbraid.hashing import EngineHash, block_hashes
-from kvbraid.ids import BlockHash
-from kvbraid.spec import GroupSpec, SpecKind
 
-from tests.reference import resume
 from tests.unit.cache.caches import (
-    blocks_held,
-    chunked,
     compute,
     config,
     full,
@@ -30,80 +20,7 @@ TOKENS = list(range(3 * BLOCK + 5))
 """Three whole blocks and a tail."""
 
 
-class Example(NamedTuple):
-    groups: tuple[GroupSpec, ...]
-    held: tuple[tuple[int, ...], ...]
-    blocks: int  # After which a request can resume.
-    num_tokens: int = len(TOKENS)
-
-
-W32, W64, W17 = window(32), window(64), window(17)
-EXAMPLES = {
-    "everything": Example((full(), W32), ((0, 1, 2), (0, 1, 2)), 3),
-    "no boundary has its window": Example((full(), W32), ((0, 1, 2), ()), 0),
-    "window of boundary 3 incomplete": Example((full(), W32), ((0, 1, 2), (0, 1)), 2),
-    "block 0 is out of the window": Example((full(), W32), ((0, 1, 2), (1, 2)), 3),
-    "prefix shorter than the window": Example((full(), W32), ((0, 1, 2), (0,)), 1),
-    "full attention has no prefix": Example((full(), W32), ((), (0, 1, 2)), 0),
-    "full attention ends first": Example((full(), W32), ((0, 1), (0, 1, 2)), 2),
-    "window longer than the prefix": Example((full(), W64), ((0, 1, 2), (0, 1, 2)), 3),
-    "both hold different windows": Example((full(), W32, W32), ((0, 1, 2), (0, 1), (1, 2)), 0),
-    "best of each is not best of all": Example((full(), W32, W17), ((0, 1, 2), (1, 2), (0,)), 0),
-    "no full group": Example((W32,), ((1, 2),), 3),
-    "a checkpoint at boundary 2 only": Example((full(), mamba()), ((0, 1, 2), (1,)), 2),
-    "chunk of boundary 3 starts at block 2": Example((full(), chunked(32)), ((0, 1, 2), (2,)), 3),
-    "boundary 2 starts a chunk": Example((full(), chunked(32)), ((0, 1, 2), ()), 2),
-    "one token is left to compute": Example((full(), W32), ((0, 1, 2), (0, 1, 2)), 2, 3 * BLOCK),
-    "nothing beyond the draft head's hit": Example(
-        (full(eagle=True), W32), ((0, 1, 2), (0, 1, 2)), 2
-    ),
-    "a draft head beside a group without": Example(
-        (full(eagle=True), full()), ((0, 1, 2), (0, 1, 2)), 2
-    ),
-    "a window of one needs nothing": Example((full(), window(1)), ((0, 1, 2), ()), 3),
-}
-
-
-def holder(groups: Sequence[GroupSpec], held: Sequence[Sequence[int]]) -> CacheManager:
-    """A cache that served `TOKENS` and then lost all blocks but those of `held`."""
-    cache = CacheManager(config(*groups))
-    leave(cache, TOKENS, BLOCK)
-    for group, kept in enumerate(held):
-        for block, digest in enumerate(hashes(TOKENS, BLOCK)):
-            if block not in kept:
-                cache.pool.forget(cache.debug.cached().get((group, digest), []))
-    found = [{end // BLOCK - 1 for end in ends} for ends in blocks_held(cache, TOKENS, BLOCK)]
-    assert found == [set(kept) for kept in held]
-    return cache
-
-
-@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
-def test_a_request_reuses_what_the_rule_says(example: Example) -> None:
-    cache = holder(example.groups, example.held)
-    request = cache.add(TOKENS[: example.num_tokens])
-    match = cache.match(request)
-    assert match.num_tokens == example.blocks * BLOCK
-    compute(cache, request, [example.num_tokens], hit=match.num_tokens)
-    for group, spec in enumerate(example.groups):
-        table = cache.blocks(request)[group][: example.blocks]
-        read = needed(spec, match.num_tokens)
-        digests = hashes(TOKENS, BLOCK)
-        for block, got in enumerate(table):
-            expected = cache.debug.cached()[group, digests[block]][0] if block in read else 0
-            assert got == expected, (group, block)
-    cache.release([request])
-    cache.debug.check_integrity()
-
-
-def needed(spec: GroupSpec, hit: int) -> range:
-    """The blocks that the token after the hit reads."""
-    first = hit - 1 if spec.kind is SpecKind.MAMBA else resume.first_needed(spec, hit)
-    return range(first // BLOCK, hit // BLOCK)
-
-
-def test_two_groups_of_one_spec_are_two_conditions() -> None:
-    cache = holder((W32, W32), ((0, 1, 2), (0, 1)))
-    assert cache.match(cache.add(TOKENS)).num_tokens == 2 * BLOCK
+W32 = window(32)
 
 
 def test_a_second_copy_outlives_the_first() -> None:
@@ -158,7 +75,3 @@ def test_a_hash_that_looks_ahead_is_known_when_its_tokens_are() -> None:
     assert cache.match(other).num_tokens == 2 * BLOCK
     differs = cache.add([*TOKENS[: 2 * BLOCK], 7, 7, 7, 7])
     assert cache.match(differs).num_tokens == BLOCK
-
-
-def hashes(tokens: Sequence[int], unit: int) -> list[BlockHash]:
-    return block_hashes(tokens, EngineHash(block_size=unit, seed="0"))

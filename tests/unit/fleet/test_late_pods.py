@@ -72,31 +72,6 @@ def test_bounds_narrow_as_blocks_become_known_until_the_pod_is_exact_again() -> 
     assert (info(index).state, info(index).reason) == (PodState.EXACT, "")
 
 
-def test_what_is_known_to_be_held_lacks_nothing() -> None:
-    index = late()
-    tell(index, stored(), window_stored(2))
-    assert bounds(index) == (8, 16), "three unknown blocks may be the window's last"
-    remove(index, 900, 901, 902)
-    assert shown(row_of(index)) == (8, 8, "exact", PodState.EXACT)
-
-
-def test_known_blocks_that_go_leave_the_unknown_as_many_as_they_were() -> None:
-    index = late()
-    tell_other(index)
-    remove(index, 100, 101, 102)
-    assert bounds(index) == (0, 8)
-    lose(index)
-    assert bounds(index) == (0, 16), "lost again"
-
-
-def test_a_clear_leaves_nothing_unknown() -> None:
-    index = late()
-    tell(index, AllBlocksCleared())
-    assert shown(row_of(index)) == (0, 0, "exact", PodState.EXACT)
-    tell(index, stored(2), window_stored(2))
-    assert shown(row_of(index)) == (8, 8, "exact", PodState.EXACT)
-
-
 def test_a_degraded_pod_of_which_no_loss_was_told_may_hold_anything_that_fits() -> None:
     index = index_of(HYBRID, engine=POOL)
     tell_other(index)
