@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from kvbraid.cache import CacheManager, GroupOptions, Need, Recovery
 from kvbraid.errors import InvalidValueError, NotHeldError
-from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.ids import BlockId
 
 from tests.unit.cache.caches import compute, config, full, mamba, picture, window
@@ -39,59 +38,6 @@ def block(cache: CacheManager, request: int, position: int, group: int = 0) -> B
     return cache.blocks(request)[group][position]
 
 
-def test_all_parts_are_done_in_one_step() -> None:
-    """Blocks 1 to 4 and 5 to 8 are being loaded: 3 fails, and so does 6, where loading goes on."""
-    cache = cache_of(full(4))
-    stays, goes = load(cache, TOKENS), load(cache, OTHERS)
-    recovery = Recovery(
-        forget=[block(cache, stays, 2), block(cache, goes, 1)],
-        commit={goes: 4, stays: 8},
-        rewind={stays: 8},
-        hold=cache.blocks(goes)[0][1:],
-        preempt=[goes],
-        zero={stays: 8},
-    )
-    cache.recover(recovery)
-    assert cache.blocks(stays) == [[1, 2, 3, 4]]
-    assert cache.num_computed_tokens(stays) == 8
-    assert cache.blocks(goes) == [[]]
-    assert cache.match(goes).num_tokens == 4
-    assert sorted(cache.debug.cached().values()) == [[1], [2], [5]]
-    assert not {6, 7, 8} & {*cache.debug.free_queue()}
-    assert cache.take_work().blocks_to_zero == [3, 4]
-    stored = [event for event in cache.take_events().structs() if isinstance(event, BlockStored)]
-    assert [len(event.block_hashes) for event in stored] == [1, 2]  # In the order of `commit`.
-    counts = cache.take_statistics()
-    assert (counts.num_recoveries, counts.num_rewound_tokens) == (1, 8)
-    assert (counts.num_preemptions, counts.num_held_blocks) == (1, 3)
-    cache.debug.check_integrity(recovery.hold)
-    cache.pool.free(recovery.hold)
-    cache.debug.check_integrity()
-
-
-def test_what_is_committed_before_its_request_is_preempted_is_hit_again() -> None:
-    cache = cache_of(full(4), mamba(4))
-    request = load(cache, TOKENS)
-    cache.recover(Recovery(commit={request: 16}, preempt=[request]))
-    assert cache.match(request).num_tokens == 16
-
-
-def test_a_failed_copy_leaves_with_its_own_event_before_it_is_rewound() -> None:
-    """Another request has the block too, so a rewind alone would leave it findable."""
-    cache = cache_of(full(4))
-    owner, reader = cache.add(TOKENS), cache.add([*TOKENS[:8], *OTHERS])
-    compute(cache, owner, [24])
-    compute(cache, reader, [24], hit=8)
-    cache.take_work()
-    cache.take_events()
-    bad = block(cache, owner, 1)
-    cache.recover(Recovery(forget=[bad], rewind={owner: 4}, preempt=[reader]))
-    assert cache.pool.describe([bad])[0].block_hash is None
-    removed = [e for e in cache.take_events().structs() if isinstance(e, BlockRemoved)]
-    assert len(removed) == 5  # The bad block, then the four that only the owner has.
-    assert cache.match(reader).num_tokens == 4
-
-
 def test_an_owner_zeroes_what_its_preempted_sharer_had() -> None:
     cache = cache_of(full(4))
     owner, reader = cache.add(TOKENS[:8]), cache.add([*TOKENS[:8], *OTHERS])
@@ -105,26 +51,6 @@ def test_an_owner_zeroes_what_its_preempted_sharer_had() -> None:
     cache.recover(Recovery(forget=[bad], preempt=[reader], **parts))  # type: ignore[arg-type]
     assert cache.take_work().blocks_to_zero == [bad]
     cache.debug.check_integrity()
-
-
-def test_blocks_that_a_rewind_makes_unfindable_are_zeroed() -> None:
-    cache = cache_of(full(4))
-    request = cache.add(TOKENS)
-    compute(cache, request, [24])
-    cache.take_work()
-    with pytest.raises(InvalidValueError, match="would wipe block 3 "):
-        cache.recover(Recovery(zero={request: 8}))
-    cache.recover(Recovery(rewind={request: 10}, zero={request: 12}))
-    assert cache.take_work().blocks_to_zero == [4, 5, 6]
-
-
-def test_a_recovery_without_parts_only_counts() -> None:
-    cache = cache_of(full(4))
-    request = load(cache, TOKENS)
-    before = picture(cache, [request])
-    cache.recover(Recovery())
-    assert picture(cache, [request]) == before
-    assert cache.take_statistics().num_recoveries == 1
 
 
 # ---- refused whole -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which blocks are zeroed: new ones, unless a load fills them, and what a failed load left."""
+"""Zeroing of rings, and what is refused; `test_cache_manager` says the rest of what is zeroed."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.spec import GroupSpec, SpecKind
 
-from tests.unit.cache.caches import config, full, window
+from tests.unit.cache.caches import config, full
 
 ZEROED = GroupOptions(needs_zeroing=True)
 TOKENS = list(range(40))
@@ -39,41 +39,6 @@ def zeroed(cache: CacheManager) -> list[BlockId]:
     return cache.take_work().blocks_to_zero
 
 
-def test_blocks_that_a_load_fills_are_not_zeroed() -> None:
-    for groups, listed in (((), [0, 1]), ((1,), [0]), ((0, 1), [])):
-        cache = cache_of(full(4), full(4))
-        tables = cache.blocks(load(cache, 12, groups))
-        assert zeroed(cache) == [block for group in listed for block in tables[group]]
-
-
-def test_blocks_of_a_load_that_come_after_the_loaded_tokens_are_zeroed() -> None:
-    cache = cache_of(full(4))
-    (table,) = cache.blocks(load(cache, 10, (0,), num_lookahead_tokens=4))
-    assert len(table) == 4
-    assert zeroed(cache) == table[3:]  # The load fills a part of the third block.
-
-
-def test_only_a_group_that_needs_it_is_zeroed_again() -> None:
-    cache = cache_of(full(4), full(4), options=(GroupOptions(), ZEROED))
-    request = load(cache, 12, (0, 1))
-    cache.commit(request, 4)
-    cache.record_blocks_for_zeroing(request, 4)
-    assert zeroed(cache) == cache.blocks(request)[1][1:]
-    assert zeroed(cache) == []
-
-
-def test_what_a_failed_load_left_is_zeroed_again_without_null_blocks() -> None:
-    cache = cache_of(full(4), window(6, 8))
-    request = load(cache, 36, (0, 1))
-    assert zeroed(cache) == []
-    whole, short = cache.blocks(request)
-    assert short[:3] == [0, 0, 0]
-    cache.commit(request, 16)
-    cache.record_blocks_for_zeroing(request, 16)
-    assert zeroed(cache) == [*whole[4:], *short[3:]]
-    cache.debug.check_integrity()
-
-
 def test_a_ring_is_zeroed_whole_and_an_encoders_blocks_never() -> None:
     ring = GroupOptions(is_ring=True, needs_zeroing=True)
     cache = cache_of(full(4), RING, CROSS, options=(ZEROED, ring, ZEROED))
@@ -95,13 +60,3 @@ def test_a_block_that_a_transfer_may_still_write_is_not_zeroed() -> None:
     cache.pool.free([last])
     cache.record_blocks_for_zeroing(request, 4)
     assert zeroed(cache) == cache.blocks(request)[0][1:]
-
-
-def test_zeroing_starts_where_a_block_of_each_group_starts() -> None:
-    cache = cache_of(full(4), window(20, 8))
-    request = load(cache, 24, (0, 1))
-    with pytest.raises(InvalidValueError, match="a block of group 1; start at a multiple of 8"):
-        cache.record_blocks_for_zeroing(request, 12)
-    assert zeroed(cache) == []
-    cache.record_blocks_for_zeroing(request, 24)
-    assert zeroed(cache) == []
