@@ -4,7 +4,7 @@ import pytest
 from kvbraid.cache import CacheManager, Need
 from kvbraid.errors import InvalidValueError
 
-from tests.unit.cache.caches import compute, config, full, leave
+from tests.unit.cache.caches import compute, config, full
 
 TOKENS = list(range(40))
 
@@ -24,33 +24,6 @@ def test_a_quarantine_is_counted_until_the_transfer_has_ended() -> None:
     assert not cache.reset()
     cache.pool.free(written)
     assert (cache.pool.num_held, cache.pool.num_free) == (0, 7)
-    cache.debug.check_integrity()
-
-
-def test_a_block_that_is_held_twice_is_one_block() -> None:
-    cache = CacheManager(config(full(4)))
-    taken = cache.pool.take(2)
-    cache.pool.hold([*taken, taken[0], taken[0]])
-    assert cache.pool.num_held == 2
-    cache.pool.free([taken[1], taken[1], taken[0]])
-    assert cache.pool.num_held == 1
-    cache.debug.check_integrity([taken[0]] * 3)
-    assert cache.take_statistics().num_held_blocks == 4  # Those of `hold`, not those of `take`.
-
-
-def test_popped_blocks_and_the_ends_of_copies_are_held() -> None:
-    layout = config(full(8), full(4), topology={"partial_hits": True, "hash_block_size": 4})
-    cache = CacheManager(layout)
-    leave(cache, TOKENS[:12], 12)
-    request = cache.add(TOKENS[:17])
-    hit = cache.match(request).num_tokens
-    compute(cache, request, [17], hit=hit)
-    ends = [block for pair in cache.take_work(caller_frees=True).copies for block in pair]
-    popped = [block for block in cache.pop_blocks(request) if block]
-    assert cache.pool.num_held == len({*ends, *popped})
-    cache.debug.check_integrity([*ends, *popped])
-    cache.pool.free([*ends, *popped])
-    assert cache.pool.num_held == 0
     cache.debug.check_integrity()
 
 
