@@ -2,11 +2,11 @@
 
 import socket
 import time
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import zmq
 from kvbraid.errors import ServiceError
+from kvbraid.service.closing import Closing
 from kvbraid.service.feeds.publisher import Publisher
 
 from tests.service.recording_sink import TIMEOUT_S
@@ -79,7 +79,7 @@ def consecutive_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-class RawEngine:
+class RawEngine(Closing):
     """A PUB and a ROUTER whose every frame the test decides."""
 
     def __init__(self) -> None:
@@ -90,15 +90,7 @@ class RawEngine:
         self.endpoint = self.pub.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self.replay_endpoint = self.router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.pub.close()
         self.router.close()
 

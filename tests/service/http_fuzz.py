@@ -19,7 +19,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -228,13 +227,8 @@ class Session:
         self._wires.loop.set_exception_handler(lambda _, context: self._errors.note(context))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._wires.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._wires.__exit__()
         logging.getLogger().removeHandler(self._errors)
 
     def step(self) -> None:

@@ -5,7 +5,6 @@ It shows the driver's tallies and does not change them.
 
 import time
 from collections.abc import Collection, Iterable
-from types import TracebackType
 from typing import Final, Self
 
 from rich.console import Console, Group
@@ -107,12 +106,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.is_live:
             self._live.stop()
 

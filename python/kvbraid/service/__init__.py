@@ -7,6 +7,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     requests    bytes of a request to a `Request`; `answers` are the bodies that go back
     journal     what happens to pods, one line each; `logs` writes the lines
     capacity    how many sockets and descriptors this process has room for
+    closing     what `with` closes at its end
     ports       the protocols of the index and the feeds that the other modules need
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher

@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections import deque
-from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import zmq
 
 from kvbraid.errors import InvalidValueError, ServiceError
+from kvbraid.service.closing import Closing
 from kvbraid.service.feeds.endpoints import engine_binds
 
 END_MARKER: Final = b"\xff" * 8
@@ -26,7 +26,7 @@ _SEND_HWM: Final = 100_000
 _LINGER_MS: Final = 500
 
 
-class Publisher:
+class Publisher(Closing):
     """Publish batches as one engine rank does; thread-safe.
 
     Args:
@@ -73,17 +73,6 @@ class Publisher:
             except ServiceError:
                 self._pub.close()
                 raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def publish(self, payload: bytes) -> int:
         """Send one batch and return its number.

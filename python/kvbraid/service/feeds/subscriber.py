@@ -16,12 +16,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Final, Self
 
 from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError, one_line
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.capacity import check_capacity, new_context
+from kvbraid.service.closing import Closing
 from kvbraid.service.feeds.backoff import Backoff
 from kvbraid.service.feeds.bindable import check_bindable, wait_until_free
 from kvbraid.service.feeds.follower import Follower, Patience, rank_addresses
@@ -40,7 +40,7 @@ CLOSE_S: Final = 1.0
 _logger: Final = logging.getLogger(__name__)
 
 
-class Subscriber:
+class Subscriber(Closing):
     """Brings what pods publish into a sink, complete and in order, or says that it is incomplete.
 
     Args:
@@ -93,14 +93,6 @@ class Subscriber:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the thread, once; pods are added afterwards."""

@@ -7,21 +7,21 @@ buffer dropped in the meantime shows as missing numbers (`events/buffered.py`).
 import contextlib
 import threading
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import httpx
 
 from kvbraid.errors import InvalidValueError, one_line, shown
 from kvbraid.events.buffered import MAX_BODY_BYTES, BufferedReader
 from kvbraid.ids import PodId, PodState
+from kvbraid.service.closing import Closing
 from kvbraid.service.feeds.backoff import Backoff
 from kvbraid.service.feeds.rank_feed import Sink
 
 _RETRY_MAX_S: Final = 5.0
 
 
-class TrtllmPoller:
+class TrtllmPoller(Closing):
     """Empties the buffer of one pod again and again, in a thread of its own, until it is closed.
 
     The pod is `stale` until the first answer, and whenever the engine does not answer. Only
@@ -64,17 +64,6 @@ class TrtllmPoller:
         self._thread = threading.Thread(target=self._run, name="kvbraid-drain", daemon=True)
         self._show(False, "the engine has not answered yet")
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop asking; waits for an answer that is under way."""

@@ -7,14 +7,14 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import httpx
 import msgspec
 
 from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.service.answers import ErrorAnswer, ExplainAnswer, PodsAnswer, ScoreAnswer
+from kvbraid.service.closing import Closing
 from kvbraid.service.decoding import describe
 from kvbraid.service.http.query import OCTET_STREAM
 from kvbraid.service.requests import ScoreBody
@@ -40,7 +40,7 @@ class TokenBytes(NamedTuple):
     width: int = _TOKEN_BYTES
 
 
-class Client:
+class Client(Closing):
     """Calls one server; use it as a context manager.
 
     Args:
@@ -52,15 +52,8 @@ class Client:
         self._url = url
         self._http = httpx.Client(base_url=url, timeout=timeout_s)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     def score(self, tokens: TokenBytes, query: UrlQuery) -> ScoreAnswer:

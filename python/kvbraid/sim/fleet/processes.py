@@ -11,13 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import IO, Final, Self, TypeVar
+from typing import IO, Final, TypeVar
 
 import httpx
 import msgspec
 
 from kvbraid.errors import ServiceError
+from kvbraid.service.closing import Closing
 from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, Ready
 from kvbraid.sim.fleet.presets import Preset
 
@@ -26,7 +26,7 @@ _STOP_S: Final = 6.0
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
-class _Process:
+class _Process(Closing):
     """A child with its standard error in a file."""
 
     def __init__(self, name: str, arguments: Sequence[str], *, pipes: bool) -> None:
@@ -62,17 +62,6 @@ class _Process:
             if self.child.stdout:
                 self.child.stdout.close()
             self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class EngineProcess(_Process):
