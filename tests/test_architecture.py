@@ -73,18 +73,7 @@ TYPE_IN_RUST: Final = re.compile(
 TYPE_IN_PYTHON: Final = re.compile(
     r"^ *class (\w+)|^(\w+): TypeAlias = |^(_?[A-Z]\w*[a-z]) = \w+\[", re.MULTILINE
 )
-DEFINED_TWICE: Final = frozenset(
-    {
-        ("crates/core/src/", "State"),
-        ("python/", "Applied"),
-        ("python/", "BlockPool"),
-        ("python/", "Request"),
-        ("python/", "State"),
-        ("python/", "Tables"),
-        ("python/", "_Ended"),
-        ("python/", "_Transfer"),
-    }
-)
+DEFINED_TWICE: Final = frozenset({("crates/core/src/", "State")})
 """Names that two modules of a crate or of the package give to a type: this list only shrinks."""
 
 # Put together from parts, so that this file does not contain what it looks for.

@@ -20,7 +20,7 @@ from kvbraid.layout import (
 )
 from kvbraid.models import EngineOptions, group_config, read_config
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import Heads, State, StateTensor
+from kvbraid.models.shapes import Heads, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
 CONFIGS: Final = Path(__file__).parents[2] / "tests" / "fixtures" / "models"
@@ -50,7 +50,7 @@ class Model:
         return from_grouping(group_config(config, self.options).grouping, layout=layout)
 
 
-STATE: Final = State(
+STATE: Final = RecurrentState(
     tensors=(
         StateTensor(name="conv", dims=(3, 8_192), dtype="bfloat16"),
         StateTensor(name="ssm", dims=(32, 128, 128), dtype="bfloat16"),

@@ -16,7 +16,7 @@ from kvbraid.cache.chunk import Position
 from kvbraid.loads import Failures
 from kvbraid.recovery import Policy, Run
 from kvbraid.recovery.ledger.live import LiveRun
-from kvbraid.recovery.ledger.state import Applied
+from kvbraid.recovery.ledger.state import AppliedPlan
 from kvbraid.scheduler import Load, Scheduled, Step
 from kvbraid.scheduler.scheduler import Scheduler
 
@@ -60,7 +60,7 @@ class Progress:
 
     def _overhear(
         self, runs: Sequence[Run], failures: Failures, running: Mapping[int, LiveRun]
-    ) -> Applied:
+    ) -> AppliedPlan:
         applied = self._recover(runs, failures, running)
         self._recovered.update(applied.plan.requests)
         return applied

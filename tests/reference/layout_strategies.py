@@ -23,7 +23,7 @@ from kvbraid.layout import (
     plan_memory,
 )
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State, StateTensor
+from kvbraid.models.shapes import ELEMENT_BYTES, Heads, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
 DTYPES = tuple(ELEMENT_BYTES)
@@ -72,11 +72,11 @@ def heads(draw: st.DrawFn) -> Heads:
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State:
+def states(draw: st.DrawFn) -> RecurrentState:
     """A state of up to four tensors, usually wider types last or first."""
     dims = st.lists(st.integers(1, 5), min_size=1, max_size=3)
     names = ("conv", "ssm", "state_2", "state_3")[: draw(st.integers(1, 4))]
-    return State(
+    return RecurrentState(
         tensors=tuple(
             StateTensor(name=name, dims=(4, *draw(dims)), dtype=draw(st.sampled_from(DTYPES)))
             for name in names

@@ -18,7 +18,7 @@ from kvbraid.layout.descriptors import Descriptors, descriptors
 from kvbraid.layout.tensors import DTYPES, Tensors, allocate
 from kvbraid.models import EngineOptions, Grouping, group_config, read_config
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State
+from kvbraid.models.shapes import ELEMENT_BYTES, Heads, RecurrentState
 from kvbraid.spec import SpecKind
 
 from tests.torch.colours import same
@@ -120,7 +120,7 @@ def as_stored(tensors: Tensors, layer: LayoutLayer, slot: int) -> torch.Tensor:
     return mine.permute([order.index(each) for each in range(len(order))])
 
 
-def state_as_stored(tensors: Tensors, state: State, slot: int) -> list[torch.Tensor]:
+def state_as_stored(tensors: Tensors, state: RecurrentState, slot: int) -> list[torch.Tensor]:
     """A slot of pages of bytes, cut into the state's tensors."""
     buffer = tensors.plan.buffers[0]
     pages = tensors.buffers[0].view(*tensors.buffers[0].shape[:1], buffer.slots, -1)[:, slot]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
-from kvbraid.models import CacheLayer, Heads, Page, State
+from kvbraid.models import CacheLayer, Heads, Page, RecurrentState
 from kvbraid.spec import SpecKind
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention, MLACommonBackend
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
@@ -62,7 +62,7 @@ register_all_kvcache_specs(ENGINE)
 
 def theirs(page: Page) -> KVCacheSpec:
     """The engine's spec of one of our pages."""
-    if isinstance(page.shape, State):
+    if isinstance(page.shape, RecurrentState):
         return MambaSpec(
             block_size=page.block_size,
             shapes=tuple(tensor.dims for tensor in page.shape.tensors),
@@ -167,7 +167,7 @@ def described(
     return [*rows, _get_kv_cache_bytes_per_block(groups, layout)]
 
 
-def aligned(page: Page, state: State, kernel_block: int) -> tuple[int, int | None]:
+def aligned(page: Page, state: RecurrentState, kernel_block: int) -> tuple[int, int | None]:
     """The block size and the padded state page that the engine settles on at start-up."""
     assert isinstance(page.shape, Heads)
     heads = page.shape

@@ -9,7 +9,15 @@ from typing import Final
 from hypothesis import assume
 from hypothesis import strategies as st
 from kvbraid.errors import TopologyError
-from kvbraid.models import CacheLayer, Heads, LayerGroup, Page, State, StateTensor, form_groups
+from kvbraid.models import (
+    CacheLayer,
+    Heads,
+    LayerGroup,
+    Page,
+    RecurrentState,
+    StateTensor,
+    form_groups,
+)
 from kvbraid.spec import SpecKind
 
 BLOCKS: Final = st.sampled_from([16, 16, 16, 32, 48])
@@ -30,7 +38,7 @@ LATENTS: Final = st.builds(
     replicated=st.just(True),
 )
 STATES: Final = st.builds(
-    lambda sizes: State(
+    lambda sizes: RecurrentState(
         tensors=tuple(
             StateTensor(name=name, dims=(num, width), dtype=dtype)
             for name, (num, width, dtype) in zip(("conv", "ssm"), sizes, strict=False)

@@ -18,7 +18,7 @@ from kvbraid.models import (
     EngineOptions,
     Heads,
     Page,
-    State,
+    RecurrentState,
     engine_layers,
     form_groups,
     group_config,
@@ -84,7 +84,12 @@ def test_random_layers_without_the_hybrid_manager_form_the_engines_own_groups(
     multiple=st.integers(1, 5),
 )
 def test_a_block_is_lengthened_for_a_state_as_the_engine_does(
-    heads: Heads, latents: Heads, is_latent: bool, state: State, kernel: int, multiple: int
+    heads: Heads,
+    latents: Heads,
+    is_latent: bool,
+    state: RecurrentState,
+    kernel: int,
+    multiple: int,
 ) -> None:
     page = Page(
         kind=SpecKind.MLA_ATTENTION if is_latent else SpecKind.FULL_ATTENTION,
@@ -192,7 +197,7 @@ def test_ranks_divide_a_state_into_the_engines_own_tensors(case: str, ranks: int
     (shape,) = (kind.spec.shape for kind in model.kinds)
     assert shape is not None
     on_rank = shape.on_rank(ranks)
-    assert isinstance(on_rank, State)
+    assert isinstance(on_rank, RecurrentState)
     expected = [tuple(each) for each in shapes(ranks)]
     assert [tensor.dims for tensor in on_rank.tensors] == expected
     assert on_rank.size_bytes == 4 * sum(map(prod, expected))

@@ -15,7 +15,7 @@ from kvbraid.ids import BlockId
 
 
 @dataclass(slots=True)
-class _Transfer:
+class _HeldBlocks:
     ranks: frozenset[int]
     pending: set[int]
     blocks: list[BlockId] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Quarantine:
     """
 
     def __init__(self) -> None:
-        self._transfers: Final[dict[int, _Transfer]] = {}
+        self._transfers: Final[dict[int, _HeldBlocks]] = {}
         self._held: Final[Counter[BlockId]] = Counter()
         self.num_unknown_reports = 0
         self.num_repeated_reports = 0
@@ -62,7 +62,7 @@ class Quarantine:
         if not blocks:
             return
         if known is None:
-            known = self._transfers[transfer] = _Transfer(frozenset(ranks), set(ranks))
+            known = self._transfers[transfer] = _HeldBlocks(frozenset(ranks), set(ranks))
         known.blocks.extend(blocks)
         self._held.update(blocks)
 

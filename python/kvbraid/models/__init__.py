@@ -35,7 +35,7 @@ from kvbraid.models.read import (
     unsent_tokens,
 )
 from kvbraid.models.sglang import silent_groups, with_silent_groups
-from kvbraid.models.shapes import Heads, State, StatePart, StateTensor
+from kvbraid.models.shapes import Heads, RecurrentState, StatePart, StateTensor
 
 __all__ = [
     "CONFIGS",
@@ -51,7 +51,7 @@ __all__ = [
     "ModelLayers",
     "Page",
     "PrefillCost",
-    "State",
+    "RecurrentState",
     "StatePart",
     "StateTensor",
     "complete",

@@ -20,7 +20,7 @@ from typing import Final
 
 from kvbraid.errors import TopologyError
 from kvbraid.models.pages import CacheLayer, Page, unified
-from kvbraid.models.shapes import State
+from kvbraid.models.shapes import RecurrentState
 from kvbraid.spec import GroupSpec, SpecKind, Topology, told_apart
 
 _KEPT_IN_FULL: Final[Mapping[SpecKind, SpecKind]] = {
@@ -260,7 +260,8 @@ def _type_of(page: Page) -> object:
     """Return what layers must have in common to need blocks at the same time."""
     if page.kind.is_full:
         return "full"
-    return page.kind, page.window, page.chunk, isinstance(page.shape, State) and page.page_bytes
+    state_bytes = isinstance(page.shape, RecurrentState) and page.page_bytes
+    return page.kind, page.window, page.chunk, state_bytes
 
 
 def _windows_kept_in_full(layers: Sequence[CacheLayer]) -> tuple[CacheLayer, ...]:

@@ -148,7 +148,7 @@ class StateTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class RecurrentState:
     """A recurrent state: its tensors, one after the other in one page, convolution first.
 
     They are named `conv`, `ssm`, and `state_<i>` from the third on.
@@ -161,16 +161,16 @@ class State:
         """Bytes of one state."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
-    def on_rank(self, ranks: int) -> "State":
+    def on_rank(self, ranks: int) -> "RecurrentState":
         """Return what each of `ranks` ranks holds.
 
         Raises:
             InvalidValueError: A tensor that does not divide evenly among ranks.
         """
-        return State(tensors=tuple(tensor.on_rank(ranks) for tensor in self.tensors))
+        return RecurrentState(tensors=tuple(tensor.on_rank(ranks) for tensor in self.tensors))
 
 
-Shape: TypeAlias = Heads | State
+Shape: TypeAlias = Heads | RecurrentState
 
 
 def uneven(what: str, ranks: int) -> InvalidValueError:

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from kvbraid.models.config import ConfigReader, FieldNames
 from kvbraid.models.layers import LayerSpec
-from kvbraid.models.shapes import State, StatePart, StateTensor
+from kvbraid.models.shapes import RecurrentState, StatePart, StateTensor
 from kvbraid.spec import SpecKind
 
 Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
@@ -209,7 +209,7 @@ def short_conv(config: ConfigReader) -> LayerSpec:
 
 def recurrent(*tensors: StateTensor) -> LayerSpec:
     """Return a layer that keeps one state of these tensors."""
-    state = State(tensors=tensors)
+    state = RecurrentState(tensors=tensors)
     return LayerSpec(kind=SpecKind.MAMBA, state_bytes=state.size_bytes, shape=state)
 
 

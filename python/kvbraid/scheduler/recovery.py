@@ -5,7 +5,7 @@ from typing import Final
 
 from kvbraid.loads import Failures, LoadReport
 from kvbraid.recovery import Action, RecoveryPlan
-from kvbraid.recovery.ledger.loading import Tables
+from kvbraid.recovery.ledger.loading import BlockTables
 from kvbraid.scheduler.request_table import RequestTable, ScheduledRequest
 from kvbraid.scheduler.step import Finish, Output
 
@@ -75,7 +75,7 @@ def _recover(table: RequestTable, failures: Failures) -> RecoveryPlan:
     return plan
 
 
-def _carry_out(table: RequestTable, plan: RecoveryPlan, tables: Mapping[int, Tables]) -> None:
+def _carry_out(table: RequestTable, plan: RecoveryPlan, tables: Mapping[int, BlockTables]) -> None:
     for number, what in plan.requests.items():
         request = table.requests[number]
         if what.action.ends:

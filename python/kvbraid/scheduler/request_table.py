@@ -17,7 +17,7 @@ from kvbraid.loads import LoadTiers
 from kvbraid.recovery import Run
 from kvbraid.recovery.ledger.counts import PromptCounts
 from kvbraid.recovery.ledger.live import LiveRun
-from kvbraid.recovery.ledger.loading import Tables
+from kvbraid.recovery.ledger.loading import BlockTables
 from kvbraid.recovery.ledger.state import RecoveryState
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.step import Output, Scheduled, Step
@@ -122,7 +122,7 @@ class RequestTable:
         self.cache.preempt([request.number])
         self.preempted(request, tables)
 
-    def preempted(self, request: ScheduledRequest, tables: Tables) -> None:
+    def preempted(self, request: ScheduledRequest, tables: BlockTables) -> None:
         """Note that a request has given its blocks back. It had these `tables`."""
         self._leave(request, tables)
         request.num_computed = 0
@@ -142,12 +142,12 @@ class RequestTable:
         del self.requests[request.number]
         self.ledgers.retries.ended(request.number)
 
-    def _tables(self, request: ScheduledRequest) -> Tables:
+    def _tables(self, request: ScheduledRequest) -> BlockTables:
         """The tables of a request if they count when its run ends."""
         is_kept = self.ledgers.released.keeps(in_flight=bool(request.in_flight))
         return self.cache.blocks(request.number) if is_kept else ()
 
-    def _leave(self, request: ScheduledRequest, tables: Tables) -> None:
+    def _leave(self, request: ScheduledRequest, tables: BlockTables) -> None:
         del self.running[request.number]
         request.counts.computed(request.num_processed)
         last_step = max(request.in_flight, default=None)

@@ -244,7 +244,7 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     ("Work", "blocks_to_zero"): Image.skip,  # Done when the step was scheduled.
     ("Work", "kept_states"): Image.skip,
     ("Failures", "blocks"): Image.blocks,
-    ("_Transfer", "blocks"): Image.blocks,
+    ("_HeldBlocks", "blocks"): Image.blocks,
     ("Quarantine", "_held"): Image.blocks,
     ("_Read", "content"): Image.content,
     ("_Ended", "tables"): Image.contents,

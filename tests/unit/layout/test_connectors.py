@@ -36,14 +36,14 @@ from kvbraid.layout.connectors import (
 from kvbraid.layout.descriptors import Descriptors, descriptors
 from kvbraid.models import EngineOptions
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State, StateTensor
+from kvbraid.models.shapes import ELEMENT_BYTES, Heads, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
 from tests.unit.layout.worked_models import planned
 
 HEADS = Heads(num=2, key_dim=8, value_dim=8, dtype="bfloat16")
 PAGE = Page(kind=SpecKind.FULL_ATTENTION, block_size=16, shape=HEADS)
-STATE = State(
+STATE = RecurrentState(
     tensors=(
         StateTensor(name="conv", dims=(3, 64), dtype="bfloat16"),
         StateTensor(name="ssm", dims=(2, 8, 16), dtype="bfloat16"),
@@ -51,7 +51,7 @@ STATE = State(
 )
 STATES = Page(kind=SpecKind.MAMBA, block_size=16, shape=STATE, padded_bytes=1_024)
 
-ONE_STATE = replace(STATES, shape=State(tensors=STATE.tensors[:1]), padded_bytes=None)
+ONE_STATE = replace(STATES, shape=RecurrentState(tensors=STATE.tensors[:1]), padded_bytes=None)
 
 
 class ArrayPool:

@@ -24,7 +24,7 @@ from kvbraid.layout import (
 )
 from kvbraid.models import CacheLayer, Grouping, form_groups
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import Heads, State, StateTensor
+from kvbraid.models.shapes import Heads, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
 from tests.reference.layout_arrays import allocate, arrays_of
@@ -33,7 +33,7 @@ HEADS = Heads(num=4, key_dim=64, value_dim=64, dtype="bfloat16")
 FULL = Page(kind=SpecKind.FULL_ATTENTION, block_size=16, shape=HEADS)
 WINDOW = replace(FULL, kind=SpecKind.SLIDING_WINDOW, window=64)
 WIDE = replace(FULL, shape=replace(HEADS, num=8))
-STATE = State(
+STATE = RecurrentState(
     tensors=(
         StateTensor(name="conv", dims=(3, 512), dtype="bfloat16"),
         StateTensor(name="ssm", dims=(8, 16, 16), dtype="float32"),

@@ -26,7 +26,7 @@ from kvbraid.layout import (
     plan_memory,
 )
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State
+from kvbraid.models.shapes import ELEMENT_BYTES, Heads, RecurrentState
 from kvbraid.spec import SpecKind
 
 from tests.reference.layout_strategies import Case, cases
@@ -80,9 +80,9 @@ def retyped(layer: Layer) -> Layer:
     page = layer.page
     if not isinstance(page, Page):
         return layer
-    if isinstance(page.shape, State):
+    if isinstance(page.shape, RecurrentState):
         tensors = [replace(each, dtype=OTHER_TYPE[each.dtype]) for each in page.shape.tensors]
-        return replace(layer, page=replace(page, shape=State(tensors=tuple(tensors))))
+        return replace(layer, page=replace(page, shape=RecurrentState(tensors=tuple(tensors))))
     shape = replace(page.shape, dtype=OTHER_TYPE[page.shape.dtype])
     geometry = layer.geometry and replace(layer.geometry, dtype=OTHER_TYPE[layer.geometry.dtype])
     return replace(layer, page=replace(page, shape=shape), geometry=geometry)

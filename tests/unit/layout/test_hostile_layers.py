@@ -30,7 +30,7 @@ from kvbraid.layout.descriptors import Descriptors
 from kvbraid.layout.planning.waste import request_cost
 from kvbraid.models import CacheLayer, Grouping, form_groups
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import Heads, State, StateTensor
+from kvbraid.models.shapes import Heads, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
 from tests.unit.layout.engine_fakes import Engine, FullAttentionSpec, MambaSpec, group, lay_out
@@ -50,7 +50,7 @@ def layer(name: Any = "0", page: Page = FULL, **more: Any) -> LayoutLayer:  # no
 
 def state(name: str, *tensors: str) -> LayoutLayer:
     found = tuple(StateTensor(name=each, dims=(2, 2), dtype="float32") for each in tensors)
-    shape = State(tensors=found)
+    shape = RecurrentState(tensors=found)
     return LayoutLayer(
         name=name, page=Page(kind=SpecKind.MAMBA, block_size=4, shape=shape, padded_bytes=128)
     )

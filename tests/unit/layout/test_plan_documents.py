@@ -24,7 +24,7 @@ from kvbraid.layout import (
 )
 from kvbraid.layout.check import MAX_PIECES
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import Heads, State, StateTensor
+from kvbraid.models.shapes import Heads, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
 from tests.reference.layout_arrays import allocate, arrays_of
@@ -32,7 +32,7 @@ from tests.reference.layout_arrays import allocate, arrays_of
 HEADS = Heads(num=2, key_dim=4, value_dim=4, dtype="bfloat16")
 FULL = Page(kind=SpecKind.FULL_ATTENTION, block_size=4, shape=HEADS)
 SMALL = Page(kind=SpecKind.MLA_ATTENTION, block_size=2, shape=replace(HEADS, num=1))
-STATE = State(
+STATE = RecurrentState(
     tensors=(
         StateTensor(name="conv", dims=(3, 4), dtype="bfloat16"),
         StateTensor(name="ssm", dims=(2, 5), dtype="float32"),

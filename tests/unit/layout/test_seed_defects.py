@@ -20,7 +20,7 @@ from kvbraid.layout import (
     plan_memory,
 )
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import Heads, State, StateTensor
+from kvbraid.models.shapes import Heads, RecurrentState, Shape, StateTensor
 from kvbraid.spec import SpecKind
 
 from tests.reference.layout_arrays import covered
@@ -41,8 +41,8 @@ def heads(num: int = 4, dim: int = 64, dtype: str = "bfloat16") -> Heads:
     return Heads(num=num, key_dim=dim, value_dim=dim, dtype=dtype)
 
 
-def page(shape: Heads | State, block_size: int = 16, padded_bytes: int | None = None) -> Page:
-    kind = SpecKind.MAMBA if isinstance(shape, State) else SpecKind.FULL_ATTENTION
+def page(shape: Shape, block_size: int = 16, padded_bytes: int | None = None) -> Page:
+    kind = SpecKind.MAMBA if isinstance(shape, RecurrentState) else SpecKind.FULL_ATTENTION
     return Page(kind=kind, block_size=block_size, shape=shape, padded_bytes=padded_bytes)
 
 
@@ -64,8 +64,8 @@ def group(*layers: LayoutLayer) -> LayoutGroup:
     return LayoutGroup(kind=first.kind, block_size=first.block_size, layers=layers)
 
 
-def state(*tensors: tuple[str, tuple[int, ...], str]) -> State:
-    return State(
+def state(*tensors: tuple[str, tuple[int, ...], str]) -> RecurrentState:
+    return RecurrentState(
         tensors=tuple(
             StateTensor(name=name, dims=dims, dtype=kind) for name, dims, kind in tensors
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from kvbraid.models import CacheLayer, Heads, Page, State, StateTensor
+from kvbraid.models import CacheLayer, Heads, Page, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
 FULL, SWA, MLA, MAMBA = (
@@ -31,7 +31,7 @@ def vector(
 
 def state(num_bytes: int) -> Page:
     tensor = StateTensor(name="conv", dims=(num_bytes,), dtype="uint8")
-    return Page(kind=MAMBA, block_size=16, shape=State(tensors=(tensor,)))
+    return Page(kind=MAMBA, block_size=16, shape=RecurrentState(tensors=(tensor,)))
 
 
 def layers(*pages: Page) -> tuple[CacheLayer, ...]:

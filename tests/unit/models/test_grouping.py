@@ -17,7 +17,7 @@ from kvbraid.models import (
     LayerSpec,
     ModelLayers,
     Page,
-    State,
+    RecurrentState,
     StatePart,
     StateTensor,
     form_groups,
@@ -47,8 +47,8 @@ def load(name: str) -> dict[str, Any]:
     return config
 
 
-def state(num: int, elements: int) -> State:
-    return State(
+def state(num: int, elements: int) -> RecurrentState:
+    return RecurrentState(
         tensors=(
             StateTensor(
                 name="ssm",
@@ -78,7 +78,7 @@ def model(*kinds: KindLayers) -> ModelLayers:
     )
 
 
-def page(kind: SpecKind, shape: Heads | State = WIDE, **fields: int) -> Page:
+def page(kind: SpecKind, shape: Heads | RecurrentState = WIDE, **fields: int) -> Page:
     reach = {SWA: {"window": 128}, CHUNKED: {"chunk": 64}}.get(kind, {})
     return Page(kind=kind, shape=shape, **{"block_size": 16, **reach, **fields})
 
@@ -430,7 +430,7 @@ def test_a_single_state_group_is_replicated_and_heads_are_divided() -> None:
         dtype="float32",
         parts=(StatePart(what="state heads", num=8),),
     )
-    on_rank = State(tensors=(conv, ssm)).on_rank(4)
+    on_rank = RecurrentState(tensors=(conv, ssm)).on_rank(4)
     assert [tensor.dims for tensor in on_rank.tensors] == [(3, 2 * 4 + 6), (2, 4, 16)]
     assert on_rank.size_bytes == 3 * 14 * 2 + 2 * 4 * 16 * 4
 

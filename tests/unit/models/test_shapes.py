@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.models import Heads, State, StatePart, StateTensor, engine_layers
+from kvbraid.models import Heads, RecurrentState, StatePart, StateTensor, engine_layers
 from kvbraid.models.cache_types import DTYPES
 from kvbraid.models.shapes import ELEMENT_BYTES
 
@@ -36,7 +36,7 @@ def test_a_state_is_tensors_by_name_in_the_order_of_its_page(name: str) -> None:
     (state,) = (
         kind.spec.shape
         for kind in engine_layers(config).kinds
-        if isinstance(kind.spec.shape, State)
+        if isinstance(kind.spec.shape, RecurrentState)
     )
     found = [(tensor.name, tensor.dims, tensor.dtype) for tensor in state.tensors]
     assert found == PUBLISHED[name]
@@ -77,7 +77,7 @@ def test_a_tensor_that_cannot_be_is_refused(case: str) -> None:
 
 
 def test_a_tensor_without_parts_is_known_on_one_rank_only() -> None:
-    state = State(tensors=(StateTensor(name="ssm", dims=(8, 4), dtype="float32"),))
+    state = RecurrentState(tensors=(StateTensor(name="ssm", dims=(8, 4), dtype="float32"),))
     assert state.on_rank(1) == state
     with pytest.raises(InvalidValueError, match="ssm does not say which parts 2 ranks divide"):
         state.on_rank(2)

@@ -41,7 +41,7 @@ from kvbraid.layout.planning.layers import LayoutLayer
 from kvbraid.layout.planning.slots import Order
 from kvbraid.layout.planning.views import views_of
 from kvbraid.models.pages import Page
-from kvbraid.models.shapes import State
+from kvbraid.models.shapes import RecurrentState
 
 Key = TypeVar("Key")
 
@@ -191,7 +191,8 @@ def _described(
     if not layer.page.tensors:
         yield _attention(layer, layout, buffer, offset)
         return
-    page = Page(kind=layer.page.kind, block_size=1, shape=State(tensors=layer.page.tensors))
+    state = RecurrentState(tensors=layer.page.tensors)
+    page = Page(kind=layer.page.kind, block_size=1, shape=state)
     place = LayerPlace(
         group=layer.group,
         layer=LayoutLayer(name=layer.name, page=page),

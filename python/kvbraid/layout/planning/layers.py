@@ -16,7 +16,7 @@ from kvbraid.layout.planning.geometry import Geometry, Layout, geometry_of
 from kvbraid.layout.sizes import check_size
 from kvbraid.models.grouping import Grouping
 from kvbraid.models.pages import CacheLayer, Page
-from kvbraid.models.shapes import Heads, State
+from kvbraid.models.shapes import Heads, RecurrentState
 from kvbraid.spec import SpecKind
 
 
@@ -115,10 +115,10 @@ class LayoutLayer:
         return tuple(f"{self.name}.{tensor.name}" for tensor in self.state.tensors)
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> RecurrentState | None:
         """The layer's state, if it keeps one."""
         shape = self.page.shape if isinstance(self.page, Page) else None
-        return shape if isinstance(shape, State) else None
+        return shape if isinstance(shape, RecurrentState) else None
 
     @property
     def heads(self) -> Heads | None:

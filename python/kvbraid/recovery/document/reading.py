@@ -17,7 +17,7 @@ MAX_BYTES: Final = 256 << 20
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Positive = Annotated[int, Meta(ge=1, lt=1 << 32)]
-Request = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+RequestNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Pair = tuple[Count, Count]
 """A group and a block; of a state, the tokens that it covers and its position."""
 
@@ -42,7 +42,7 @@ class GivenBackFields(Fields, frozen=True, kw_only=True):
 class RunFields(Fields, frozen=True, kw_only=True):
     """A `Run` and its tables; `states` only if it goes on."""
 
-    request: Request
+    request: RequestNumber
     num_tokens: Positive
     num_prompt_tokens: Positive
     num_known_tokens: Positive
@@ -61,7 +61,7 @@ class RunFields(Fields, frozen=True, kw_only=True):
 class PlacesFields(Fields, frozen=True, kw_only=True):
     """Positions in one table that failed."""
 
-    request: Request
+    request: RequestNumber
     group: Count
     positions: tuple[Count, ...]
 
@@ -81,7 +81,7 @@ class FailureFields(Fields, frozen=True, kw_only=True):
     places: tuple[PlacesFields, ...] = ()
     group_blocks: tuple[Pair, ...] = ()
     blocks: tuple[Count, ...] = ()
-    requests: tuple[Request, ...] = ()
+    requests: tuple[RequestNumber, ...] = ()
     contents: tuple[Pair, ...] = ()
     causes: tuple[CauseFields, ...] = ()
 

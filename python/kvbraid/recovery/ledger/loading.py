@@ -9,11 +9,11 @@ from kvbraid.recovery.decision.run import GivenBack
 from kvbraid.resume import first_read
 from kvbraid.spec import GroupSpec, SpecKind
 
-Tables = Sequence[Sequence[BlockId]]
+BlockTables = Sequence[Sequence[BlockId]]
 
 
 def targets_of(
-    groups: Sequence[GroupSpec], tables: Tables, start: int, end: int
+    groups: Sequence[GroupSpec], tables: BlockTables, start: int, end: int
 ) -> Iterator[Target]:
     """Yield the blocks that hold the tokens from `start` to `end`, as far as the tables have them.
 
@@ -41,7 +41,7 @@ def read_by_copies(
             yield request, GivenBack(group, position, source, copied=True)
 
 
-def can_compute(groups: Sequence[GroupSpec], tables: Tables, token: int) -> bool:
+def can_compute(groups: Sequence[GroupSpec], tables: BlockTables, token: int) -> bool:
     """Return whether a token that was loaded itself can be computed over the same tables.
 
     That reads what a window or chunk may not have loaded, and a state that has moved on.

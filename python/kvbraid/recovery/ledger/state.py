@@ -21,7 +21,7 @@ from kvbraid.recovery.decision.run import Run
 from kvbraid.recovery.decision.snapshot import snapshot_of
 from kvbraid.recovery.document.document import State
 from kvbraid.recovery.ledger.live import LiveRun
-from kvbraid.recovery.ledger.loading import Tables
+from kvbraid.recovery.ledger.loading import BlockTables
 from kvbraid.recovery.ledger.owners import Ownership
 from kvbraid.recovery.ledger.released_blocks import Meant
 from kvbraid.recovery.ledger.runs import Runs
@@ -63,11 +63,11 @@ class RecoveryOptions:
             raise InvalidValueError(f"late_steps is {self.late_steps}; expected at least 0")
 
 
-class Applied(NamedTuple):
+class AppliedPlan(NamedTuple):
     """A plan that was applied, and the tables that requests with steps in flight had before."""
 
     plan: RecoveryPlan
-    tables: Mapping[int, Tables]
+    tables: Mapping[int, BlockTables]
 
 
 class RecoveryState(Runs):
@@ -162,7 +162,7 @@ class RecoveryState(Runs):
 
     def recover(
         self, runs: Sequence[Run], failures: Failures, running: Mapping[int, LiveRun]
-    ) -> Applied:
+    ) -> AppliedPlan:
         """Decide, and apply the decision to the cache, the tiers and the ledgers.
 
         `runs` are the `running` ones, and others that have given their blocks back. Nobody may
@@ -208,7 +208,7 @@ class RecoveryState(Runs):
         self.released.judged(plan)
         self._tell(plan, past.former)
         self.actions.update(each.action for each in plan.requests.values())
-        return Applied(plan, had)
+        return AppliedPlan(plan, had)
 
     def _tell(self, plan: RecoveryPlan, former: Sequence[BlockId]) -> None:
         # What was stored of a block before it was handed out again is garbage as well.
@@ -251,7 +251,7 @@ class RecoveryState(Runs):
             self.quarantine.add(load.number, blocks, pending)
 
     def leave(
-        self, run: Run, tables: Tables, last_step: int | None, load: Load | None
+        self, run: Run, tables: BlockTables, last_step: int | None, load: Load | None
     ) -> list[int]:
         """Note the end of a run that had these tables, of which its `load` filled some blocks;
         `last_step` is its last one in flight.
@@ -293,6 +293,6 @@ def _without_hits(runs: Sequence[Run], failures: Failures) -> Failures:
     )
 
 
-def _without(tables: Tables, block_ids: Collection[BlockId]) -> Tables:
+def _without(tables: BlockTables, block_ids: Collection[BlockId]) -> BlockTables:
     bad = {*block_ids}
     return [[BlockId(0) if b in bad else b for b in table] for table in tables]

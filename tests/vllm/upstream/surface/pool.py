@@ -12,8 +12,7 @@ from typing import Final
 from kvbraid.cache import CacheConfig, CacheManager
 from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.cache import events
-from kvbraid.integrations.vllm.cache.blocks import Block
-from kvbraid.integrations.vllm.cache.blocks import BlockPool as EnginePool
+from kvbraid.integrations.vllm.cache.blocks import Block, EngineBlockPool
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 from vllm.distributed.kv_events import MEDIUM_GPU, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import (
@@ -34,7 +33,7 @@ _GROUPS_OF_A_LONE_POOL: Final = 8
 _DIGEST_BYTES: Final = (16, 32)
 
 
-class BlockPool(EnginePool):
+class BlockPool(EngineBlockPool):
     """A pool that stands alone: nobody said which groups there are."""
 
     def __init__(

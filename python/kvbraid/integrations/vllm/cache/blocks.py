@@ -61,7 +61,7 @@ class Block:
         return f"Block({self.block_id})"
 
 
-class BlockPool:
+class EngineBlockPool:
     """The part of a block pool that a scheduler and a connector use; the cache holds the pool."""
 
     def __init__(self, cache: CacheManager) -> None:
@@ -137,7 +137,7 @@ class BlockPool:
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # Untyped where vLLM is not installed.
     """Blocks by group, as ids. `find` is called once, when the ids are first needed."""
 
-    def __init__(self, pool: BlockPool, find: Callable[[], Sequence[list[BlockId]]]) -> None:
+    def __init__(self, pool: EngineBlockPool, find: Callable[[], Sequence[list[BlockId]]]) -> None:
         self._pool = pool
         self._find = find
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 
 from kvbraid.cache import CacheManager, Need
-from kvbraid.integrations.vllm.cache.blocks import Block, BlockPool
+from kvbraid.integrations.vllm.cache.blocks import Block, EngineBlockPool
 from kvbraid.integrations.vllm.cache.requests import Requests
 
 
@@ -32,7 +32,7 @@ class Coordinator:
         config: KVCacheConfig,
         cache: CacheManager,
         requests: Requests,
-        pool: BlockPool,
+        pool: EngineBlockPool,
     ) -> None:
         self._cache = cache
         self._requests = requests

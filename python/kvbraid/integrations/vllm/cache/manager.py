@@ -27,7 +27,7 @@ from kvbraid.cache import ByValue, CacheManager, Need
 from kvbraid.errors import UnsupportedError
 from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.cache import events
-from kvbraid.integrations.vllm.cache.blocks import Block, BlockPool, Blocks
+from kvbraid.integrations.vllm.cache.blocks import Block, Blocks, EngineBlockPool
 from kvbraid.integrations.vllm.cache.convert import EngineSettings, cache_config
 from kvbraid.integrations.vllm.cache.coordinator import Coordinator
 from kvbraid.integrations.vllm.cache.requests import Requests
@@ -106,7 +106,7 @@ class KvbraidCacheManager:
         self._requests = Requests(self.cache, hash_block_size)
         self._work = StepWork(self.cache, self._requests)
         self._events: list[KVCacheEvent] = []
-        self.block_pool = BlockPool(self.cache)
+        self.block_pool = EngineBlockPool(self.cache)
         self.coordinator = Coordinator(
             kv_cache_config, self.cache, self._requests, self.block_pool
         )

@@ -59,7 +59,7 @@ class RequestRun(LiveRun):
 
 
 @dataclass(slots=True)
-class _Ended:
+class _EndedRequestRun:
     """A run that has ended; `num_in_flight_tokens` are those of the request, earlier runs
     included. `is_last`: no later run of the request has started."""
 
@@ -74,7 +74,7 @@ class RequestRuns(Runs):
     def __init__(self, cache: CacheManager, late_steps: int) -> None:
         super().__init__(cache, late_steps)
         self._live: dict[str, RequestRun] = {}
-        self._ended: dict[int, _Ended] = {}
+        self._ended: dict[int, _EndedRequestRun] = {}
         self._synchronous: dict[str, int] = {}  # Loads whose step was not processed.
 
     def start(
@@ -150,7 +150,7 @@ class RequestRuns(Runs):
         self.released.end(_as_run(run), tables, last_step, load)
         if is_kept:
             in_flight = int(run.request.num_in_flight_tokens)
-            self._ended[run.number] = _Ended(run.request, in_flight)
+            self._ended[run.number] = _EndedRequestRun(run.request, in_flight)
 
     def process(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the oldest step was processed; it had these tokens of requests."""
