@@ -75,7 +75,6 @@ class World:
         self.lives: list[Life] = []
         self.ended: list[Life] = []
         self.held: list[BlockId] = []
-        self.num_calls = 0
         self.unit = resume.hash_block(config.topology)
         self.alignment = resume.alignment(config.topology)
 

@@ -11,7 +11,7 @@ from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, SpecKind, Topology
 
 from tests.unit.fleet.pods import (
     FULL,
@@ -26,8 +26,6 @@ from tests.unit.fleet.pods import (
     tell,
     window_stored,
 )
-
-CHUNKED = GroupSpec(kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=4, chunk=8)
 
 
 def parts_stored(*hashes: int) -> list[BlockStored]:

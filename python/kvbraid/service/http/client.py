@@ -19,8 +19,6 @@ from kvbraid.service.decoding import describe
 from kvbraid.service.http.query import OCTET_STREAM
 from kvbraid.service.requests import ScoreBody
 
-DEFAULT_URL: Final = "http://127.0.0.1:8090"
-
 _TOKEN_BYTES: Final = 4
 _NEVER_IN_TEXT: Final = bytes(set(range(32)) - set(b"\t\n\v\f\r"))
 _FROM_TEXT: Final = (

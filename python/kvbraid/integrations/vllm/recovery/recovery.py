@@ -308,7 +308,11 @@ class RecoveryFromFailedLoads:
 
     @property
     def held_blocks(self) -> list[BlockId]:
-        """The blocks that are quarantined: loads of requests that gave them up may write them."""
+        """The blocks that are quarantined: loads of requests that gave them up may write them.
+
+        `Quarantine` waits for one rank after another; vLLM unites its ranks, and tells the end of
+        a load once, by its request's id, whether or not anything is held for it.
+        """
         return [each.block_id for held in self._held.values() for each in held]
 
 
