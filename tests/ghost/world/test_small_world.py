@@ -13,6 +13,7 @@ from kvbraid.loads import Quarantine
 from kvbraid.recovery.ledger.owners import HandedOn, Ownership
 from kvbraid.recovery.ledger.state import RecoveryState
 
+from tests.ghost.world import twins
 from tests.ghost.world.run import told
 from tests.ghost.world.search import Search
 from tests.ghost.world.settings import Group, Setting, settings
@@ -54,6 +55,26 @@ def test_a_world_is_searched_to_its_end() -> None:
     assert found.is_complete
     assert not found.bad
     assert found.states > 100
+
+
+def test_every_exception_of_an_image_is_of_a_field_that_states_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met: set[tuple[str, str]] = set()
+    rules_of = twins.rules_of
+
+    def noting(kind: type, value: object) -> list[tuple[str, twins.Rule]]:
+        names = getattr(kind, "_fields", None) or twins.fields_of(kind, value)
+        met.update((kind.__name__, name) for name in names)
+        return rules_of(kind, value)
+
+    monkeypatch.setattr(twins, "rules_of", noting)
+    ranks = Setting(groups=(Group.FULL, Group.STATE), num_ranks=2)
+    short = Setting(groups=ranks.groups, is_async=False, num_missing_blocks=1)
+    for setting in (ranks, short):
+        Search(begin(setting), max_states=600).run()
+
+    assert twins.EXCEPTIONS.keys() <= met
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -176,12 +176,12 @@ class Image:
             return value.name
         if isinstance(value, _ATOMS):
             return str(value)
-        return tuple([rule(self, getattr(value, name)) for name, rule in _rules(kind, value)])
+        return tuple([rule(self, getattr(value, name)) for name, rule in rules_of(kind, value)])
 
 
-_Rule = Callable[[Image, Value], Value]
+Rule = Callable[[Image, Value], Value]
 
-_EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
+EXCEPTIONS: Final[dict[tuple[str, str], Rule]] = {
     # What every state of a world has in common, or what is looked at apart.
     ("RequestTable", "cache"): Image.skip,
     ("RequestTable", "options"): Image.skip,
@@ -192,10 +192,10 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     ("RecoveryState", "_tiers"): Image.skip,
     ("RecoveryState", "_options"): Image.skip,
     ("RecoveryState", "_dump"): Image.skip,
-    ("Request", "prompt"): Image.skip,
-    ("Request", "extra"): Image.skip,
-    ("Request", "stop_tokens"): Image.skip,
-    ("Request", "max_tokens"): Image.skip,
+    ("ScheduledRequest", "prompt"): Image.skip,
+    ("ScheduledRequest", "extra"): Image.skip,
+    ("ScheduledRequest", "stop_tokens"): Image.skip,
+    ("ScheduledRequest", "max_tokens"): Image.skip,
     ("RetryBudget", "_retries"): Image.skip,
     ("RetryBudget", "_deadline"): Image.skip,
     ("Cooldowns", "_num_failures"): Image.skip,
@@ -203,7 +203,6 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     ("Cooldowns", "_max_tiers"): Image.skip,
     ("Ownership", "_block_sizes"): Image.skip,
     ("Transfers", "_ranks"): Image.skip,
-    ("PromptCounts", "_num_prompt_tokens"): Image.skip,
     # The parts of a step that still count are those that requests have in flight.
     ("Step", "scheduled"): Image.skip,
     # Numbers that go up all the time.
@@ -222,22 +221,21 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     ("OpenLoads", "_late_steps"): Image.skip,
     ("RecoveryState", "_lost"): Image.skip,
     ("Step", "number"): Image.step,
-    ("Request", "in_flight"): Image.by_step,
-    ("Transfers", "num_begun"): Image.skip,
+    ("ScheduledRequest", "in_flight"): Image.by_step,
+    ("Transfers", "_num_begun"): Image.skip,
     ("Transfers", "_transfers"): Image.by_load,
     ("Quarantine", "_transfers"): Image.by_load,
     ("Cooldowns", "_tiers"): Image.cooldowns,
     ("RetryBudget", "_failures"): Image.retries,
     # What is only told, and what nobody compares.
     ("RecoveryState", "actions"): Image.skip,
-    ("Request", "run"): Image.skip,
+    ("ScheduledRequest", "run"): Image.skip,
     ("Scheduled", "run"): Image.skip,
     ("Quarantine", "num_unknown_reports"): Image.skip,
     ("Quarantine", "num_repeated_reports"): Image.skip,
     ("PromptCounts", "recomputed"): Image.skip,
     # Blocks.
     ("Target", "block_id"): Image.block,
-    ("GivenBack", "block_id"): Image.block,
     ("GroupBlock", "block_id"): Image.block,
     ("Run", "ended_tables"): Image.blocks,
     ("Work", "copies"): Image.blocks,
@@ -253,14 +251,14 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     ("Ownership", "_awaited"): Image.sets,
 }
 
-_rules_of: dict[type, list[tuple[str, _Rule]]] = {}
+_rules: dict[type, list[tuple[str, Rule]]] = {}
 
 
-def _rules(kind: type, value: Value) -> list[tuple[str, _Rule]]:
-    rules = _rules_of.get(kind)
+def rules_of(kind: type, value: Value) -> list[tuple[str, Rule]]:
+    rules = _rules.get(kind)
     if rules is None:
         names = getattr(kind, "_fields", None) or fields_of(kind, value)
-        rules = [(name, _EXCEPTIONS.get((kind.__name__, name), Image.of)) for name in names]
-        _rules_of[kind] = [(name, rule) for name, rule in rules if rule is not Image.skip]
-        rules = _rules_of[kind]
+        rules = [(name, EXCEPTIONS.get((kind.__name__, name), Image.of)) for name in names]
+        _rules[kind] = [(name, rule) for name, rule in rules if rule is not Image.skip]
+        rules = _rules[kind]
     return rules
