@@ -1,7 +1,6 @@
 """A service that is measured over HTTP. Ours and the rival's are started and stopped alike."""
 
 import contextlib
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -9,14 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
 import httpx
-
-
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from kvbraid.sim.fleet.processes import free_port
 
 
 def wait_until(

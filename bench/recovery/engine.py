@@ -8,7 +8,6 @@ whole blocks, and those states that the cache keeps findable. A record that fail
 stored again once it is computed again.
 """
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from kvbraid.loads import Cause, Failures
 from kvbraid.recovery import Action, Run, decide
 from kvbraid.resume import needed_blocks
 from kvbraid.sim.traces.models import SimulatedModel
+from kvbraid.sim.traces.simulation import blank
 from kvbraid.spec import SpecKind
 
 from bench.recovery.host import Host
@@ -77,12 +77,11 @@ class Engine:
         self.host = Host(self.groups)
         self.tally = Tally()
         self._fault = fault
-        self._tokens = memoryview(array("I"))
 
     def run(self, num_tokens: int, hashes: list[bytes]) -> None:
         """Serve one prompt that the pool can hold."""
         self.cache.start_step()
-        request = self.cache.add(self._blank(num_tokens), block_hashes=hashes)
+        request = self.cache.add(blank(num_tokens), block_hashes=hashes)
         match = self.cache.match(request)
         end = self.host.longest(hashes, match.num_tokens, num_tokens)
         if end > match.num_tokens:
@@ -211,9 +210,3 @@ class Engine:
 
     def _allocate(self, need: Need) -> None:
         assert self.cache.allocate([need]).num_fit, f"{need} does not fit into the pool"
-
-    def _blank(self, num_tokens: int) -> memoryview:
-        """Return tokens without meaning: prefixes are told apart only by the given hashes."""
-        if len(self._tokens) < num_tokens:
-            self._tokens = memoryview(array("I", bytes(4 * 2 * num_tokens)))
-        return self._tokens[:num_tokens]

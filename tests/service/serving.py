@@ -2,7 +2,6 @@
 
 import http.client
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,11 +38,6 @@ def until(ask: Callable[[], _T], wanted: Callable[[_T], bool]) -> _T:
         time.sleep(0.02)
         answer = ask()
     return answer
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @dataclass

@@ -21,11 +21,12 @@ from kvbraid.service.http.app import Application
 from kvbraid.service.http.client import Client, TokenBytes
 from kvbraid.service.registry import Service
 from kvbraid.sim.captures.read import Lookup, read_capture
+from kvbraid.sim.fleet.processes import free_port
 
 from tests.service.engines import RawEngine, open_publisher
 from tests.service.in_process import TestClient
 from tests.service.score_app import LLAMA4, TOKENS, stored
-from tests.service.serving import MAIN, free_port, serving, until
+from tests.service.serving import MAIN, serving, until
 
 CAPTURES = Path(__file__).parents[1] / "fixtures" / "captures"
 CHUNK = 256  # Of the model in the capture `llama4`.

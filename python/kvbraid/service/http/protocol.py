@@ -6,11 +6,7 @@ pipelined after another, closing, with a slow reader) is passed to uvicorn's own
 the same endpoint. So the shortcut never decides anything that the endpoint does not.
 """
 
-import asyncio
 from typing import Any, Final
-
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
 from kvbraid.service.http.app import SCORE_PATH
 from kvbraid.service.http.connection import Connection
@@ -23,14 +19,8 @@ _QUERY: Final = _URL + b"?"
 class ScoreProtocol(Connection):
     """One connection. `_body`: the part that has arrived of a request on the shortcut, or None."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, *given: Any, **more: Any) -> None:  # noqa: ANN401 - passed on.
+        super().__init__(*given, **more)
         self._endpoint = self._application.score
         self._body: bytes | bytearray | None = None
         self._content_type = b""

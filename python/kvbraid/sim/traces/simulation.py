@@ -8,7 +8,6 @@ show that, so the next turn could not use a state or window kept among them. A r
 empty pool cannot hold is counted and left out under every policy.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, repeat
@@ -140,7 +139,6 @@ class _Cache:
             )
         )
         self._engine = OneByOne(self._manager, max_step_tokens=CHUNK_TOKENS)
-        self._tokens = memoryview(array("I"))
 
     def can_fit(self, num_tokens: int) -> bool:
         return self._manager.can_ever_fit(num_tokens)
@@ -150,12 +148,11 @@ class _Cache:
 
     def run(self, num_tokens: int, hashes: list[bytes], hint: Hint) -> int:
         """Compute one prompt and return how much of it was reused."""
-        prompt = self._blank(num_tokens)
+        prompt = blank(num_tokens)
         request = self._manager.add(prompt, block_hashes=hashes, will_return=hint)
         return self._engine.finish(request, prompt)
 
-    def _blank(self, num_tokens: int) -> memoryview:
-        """Return tokens without meaning: prefixes are told apart only by the given hashes."""
-        if len(self._tokens) < num_tokens:
-            self._tokens = memoryview(array("I", bytes(4 * 2 * num_tokens)))
-        return self._tokens[:num_tokens]
+
+def blank(num_tokens: int) -> memoryview:
+    """Return tokens without meaning: prefixes are told apart only by the given hashes."""
+    return memoryview(bytes(4 * num_tokens)).cast("I")
