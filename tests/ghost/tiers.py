@@ -64,8 +64,6 @@ class GhostTiers:
     tick: int = 0
     dead_until: dict[str, int] = field(default_factory=dict)
     records: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    num_retracted: int = 0
-    num_cancelled: int = 0
 
     def __post_init__(self) -> None:
         self.alignment = self.topology.alignment or self.topology.groups[0].block_size
@@ -134,11 +132,10 @@ class GhostTiers:
 
     def forget_blocks(self, block_ids: Collection[int]) -> None:
         gone = set(block_ids)
-        self.num_cancelled += sum(each.block in gone for each in self._pending)
         self._pending = [each for each in self._pending if each.block not in gone]
         for block in gone:
             for key in self._stored_from.pop(block, ()):
-                self.num_retracted += self.records.pop(key, None) is not None
+                self.records.pop(key, None)
 
     def drop(self, record: Record) -> None:
         group, node = record.key.decode().split(":")

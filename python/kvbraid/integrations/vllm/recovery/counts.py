@@ -25,9 +25,6 @@ class RecoveryCounts:
         recomputed_tokens: Tokens that affected requests compute or load again.
         unused_tokens: Tokens that were loaded, or were being loaded, for requests that gave their
             blocks back before they computed anything from them.
-        tainted_blocks: Blocks with garbage, by group.
-        quarantined_blocks: Blocks that were given back and that a load may still write, now.
-        ignored: Parts of reports that did not count, by reason.
     """
 
     policy: str
@@ -35,9 +32,6 @@ class RecoveryCounts:
     requests: Counter[Action] = field(default_factory=Counter)
     recomputed_tokens: int = 0
     unused_tokens: int = 0
-    tainted_blocks: Counter[int] = field(default_factory=Counter)
-    quarantined_blocks: int = 0
-    ignored: Counter[Ignored] = field(default_factory=Counter)
 
     def add(self, plan: RecoveryPlan, tainted_by_group: Mapping[int, int]) -> None:
         """Count a recovery that was applied."""
@@ -50,7 +44,6 @@ class RecoveryCounts:
         self.recomputed_tokens += plan.num_recomputed_tokens
         metrics["recomputed"].labels(self.policy).inc(plan.num_recomputed_tokens)
         for group, number in tainted_by_group.items():
-            self.tainted_blocks[group] += number
             metrics["tainted"].labels(self.policy, str(group)).inc(number)
         self.ignore(plan.ignored)
 
@@ -62,18 +55,15 @@ class RecoveryCounts:
     def ignore(self, ignored: Mapping[Ignored, int]) -> None:
         """Count parts of reports that did not count."""
         for reason, number in ignored.items():
-            self.ignored[reason] += number
             _metrics()["ignored"].labels(reason.value).inc(number)
 
     def hold(self, group: int) -> None:
         """Count a block that is quarantined from now on."""
-        self.quarantined_blocks += 1
         _metrics()["quarantined"].labels(self.policy, str(group)).inc()
 
     def release(self, groups: Iterable[int]) -> None:
         """Take blocks that have left the quarantine out of the count, by their groups."""
         for group in groups:
-            self.quarantined_blocks -= 1
             _metrics()["quarantined"].labels(self.policy, str(group)).dec()
 
     def cool(self, num_tiers: int) -> None:
