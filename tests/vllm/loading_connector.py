@@ -4,23 +4,16 @@ It moves nothing. What it brings depends on the request's name and on how often 
 the connectors of two schedulers that do the same bring the same. A test ends the loads.
 """
 
-import warnings
 from collections import Counter
 from random import Random
 from typing import Any, Final
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-        KVConnectorBase_V1,
-        KVConnectorMetadata,
-        SupportsHMA,
-    )
+from tests.vllm.idle_connector import IdleConnector
 
 UNIT: Final = 16
 
 
-class LoadingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # Untyped here.
+class LoadingConnector(IdleConnector):
     """`loading`: the loads under way, each with the blocks that it fills, group by group."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:  # noqa: ANN401
@@ -63,25 +56,6 @@ class LoadingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
             filled = -(-num_external_tokens // UNIT)
             tables = blocks.get_block_ids()
             self.loading[request.request_id] = tuple(ids[-filled:] for ids in tables)
-
-    def build_connector_meta(self, scheduler_output: object) -> KVConnectorMetadata:
-        del scheduler_output
-        return KVConnectorMetadata()
-
-    def request_finished(self, request: object, block_ids: object) -> tuple[bool, None]:
-        del request, block_ids
-        return False, None
-
-    def request_finished_all_groups(self, request: object, block_ids: object) -> tuple[bool, None]:
-        del request, block_ids
-        return False, None
-
-    # A worker's part, which no test calls.
-
-    def start_load_kv(self, forward_context: object, **kwargs: object) -> None: ...
-    def wait_for_layer_load(self, layer_name: str) -> None: ...
-    def save_kv_layer(self, *args: object, **kwargs: object) -> None: ...
-    def wait_for_save(self) -> None: ...
 
 
 class DivergentConnector(LoadingConnector):

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorTransferResults,
-    SupportsHMA,
 )
 from vllm.v1.kv_cache_interface import MambaSpec
+
+from tests.vllm.idle_connector import IdleConnector
 
 STEPS_OF_A_LOAD = 2
 LOUDER = 8
@@ -80,7 +80,7 @@ class Loads(KVConnectorMetadata):  # type: ignore[misc] # Untyped here.
         self.loads = loads
 
 
-class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # As above.
+class FailingConnector(IdleConnector):
     """Both halves."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:  # noqa: ANN401
@@ -135,14 +135,6 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         del scheduler_output
         begun, self._begun = self._begun, []
         return Loads(begun)
-
-    def request_finished(self, request: object, block_ids: object) -> tuple[bool, None]:
-        del request, block_ids
-        return False, None
-
-    def request_finished_all_groups(self, request: object, block_ids: object) -> tuple[bool, None]:
-        del request, block_ids
-        return False, None
 
     # The worker's half.
 
@@ -245,7 +237,3 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
     def build_connector_worker_meta(self) -> Any:  # noqa: ANN401 - vLLM's own type.
         said, self._failures = self._failures, None
         return said
-
-    def wait_for_layer_load(self, layer_name: str) -> None: ...
-    def save_kv_layer(self, *args: object, **kwargs: object) -> None: ...
-    def wait_for_save(self) -> None: ...

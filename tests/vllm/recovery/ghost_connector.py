@@ -3,18 +3,11 @@
 The scheduler's half alone. It moves nothing; `ghost_worker` carries its loads out.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-        KVConnectorBase_V1,
-        KVConnectorMetadata,
-        SupportsHMA,
-    )
+from tests.vllm.idle_connector import IdleConnector
 
 
 @dataclass(slots=True)
@@ -29,7 +22,7 @@ class Load:
     is_async: bool
 
 
-class GhostConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # Untyped here.
+class GhostConnector(IdleConnector):
     """`offer` says how many tokens to bring, and whether in the step; `loads` began since."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:  # noqa: ANN401
@@ -67,22 +60,3 @@ class GhostConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # U
                     is_async,
                 )
             )
-
-    def build_connector_meta(self, scheduler_output: object) -> KVConnectorMetadata:
-        del scheduler_output
-        return KVConnectorMetadata()
-
-    def request_finished(self, request: object, block_ids: object) -> tuple[bool, None]:
-        del request, block_ids
-        return False, None
-
-    def request_finished_all_groups(self, request: object, block_ids: object) -> tuple[bool, None]:
-        del request, block_ids
-        return False, None
-
-    # A worker's part, which no test calls.
-
-    def start_load_kv(self, forward_context: object, **kwargs: object) -> None: ...
-    def wait_for_layer_load(self, layer_name: str) -> None: ...
-    def save_kv_layer(self, *args: object, **kwargs: object) -> None: ...
-    def wait_for_save(self) -> None: ...
