@@ -13,7 +13,7 @@ import sys
 
 from bench.cache.ours import Ours
 from bench.cache.pair import rival
-from bench.cache.side import BLOCK, GEMMA3, random_tokens
+from bench.cache.side import BLOCK, GEMMA3, Factory, random_tokens
 from bench.harness.measure import rss_bytes_of_process
 
 PROMPT_TOKENS = 8_192
@@ -28,7 +28,8 @@ def resident_bytes() -> int:
 
 def main() -> None:
     """Measure the side that the command line names."""
-    new = {"ours": Ours, "rival": rival}[sys.argv[1]]
+    sides: dict[str, Factory] = {"ours": Ours, "rival": rival}
+    new = sides[sys.argv[1]]
     num_blocks = int(sys.argv[2]) if len(sys.argv) > 2 else NUM_BLOCKS
     new(GEMMA3, 64)  # The one-time costs of a first cache, mainly imports, do not count.
     random_tokens(0, PROMPT_TOKENS)

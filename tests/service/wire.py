@@ -75,7 +75,7 @@ class Wire:
     def __init__(self, wires: "Wires") -> None:
         self._wires = wires
         self.transport = Transport(wires.loop)
-        self.protocol = ScoreProtocol(wires.config, wires.state, {}, wires.clock)  # type: ignore[arg-type]
+        self.protocol = ScoreProtocol(wires.config, wires.state, {}, wires.clock)
         self.transport.lost = self.protocol.connection_lost
         self.protocol.connection_made(self.transport)
 
