@@ -38,12 +38,11 @@ BLOCK = 16
 
 
 def names_table(path: Path, type_name: str) -> list[str]:
-    """The names that a Rust enum's `NAMES` gives, in order."""
-    table = re.search(
-        rf"NAMES: \[\(&'static str, {type_name}\);.*?\];", path.read_text(), re.DOTALL
-    )
+    """The names that a Rust type's `names!` or `NAMES` gives, in order."""
+    forms = rf"names! {{ {type_name}:.*?}}|NAMES: \[\(&'static str, {type_name}\);.*?\];"
+    table = re.search(forms, path.read_text(), re.DOTALL)
     assert table is not None
-    return re.findall(r'\(\s*"(\w+)"', table[0])
+    return re.findall(r'(?:= |\(\s*)"(\w+)"', table[0])
 
 
 def test_the_decoders_reasons_are_listed() -> None:
