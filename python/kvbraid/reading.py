@@ -7,12 +7,12 @@ text shortened, and nothing else happens to that text. Nothing here reads a file
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
 
-from kvbraid.errors import one_line, shown
+from kvbraid.errors import KvbraidError, one_line, shown
 
 _UNKNOWN: Final = "Object contains unknown field `"
 _AT: Final = " - at `$"
@@ -21,8 +21,15 @@ LONGEST_KEY: Final = 64
 """A longer one is shown shortened, and resembles no field."""
 
 
+Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Positive = Annotated[int, Meta(ge=1, lt=1 << 32)]
+
+
 class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An object with no field but its own."""
+
+
+_Fields = TypeVar("_Fields", bound=Fields)
 
 
 class Fault(NamedTuple):
@@ -49,10 +56,33 @@ def fault_of(
     problem, path = (problem, (under + place[:-1]).lstrip(".")) if at else (text, under)
     if not text.startswith(_UNKNOWN):
         return Fault(path, problem)
-    known = _fields_at(root, path)
+    known = fields_of(root, path)
     if not known:  # The key itself ends like a place.
-        problem, path, known = text, under, _fields_at(root, under)
+        problem, path, known = text, under, fields_of(root, under)
     return Fault(path, problem, problem.removeprefix(_UNKNOWN).removesuffix("`"), known)
+
+
+def read_into(
+    kind: type[_Fields],
+    document: object,
+    error: type[KvbraidError],
+    *,
+    prefix: str = "",
+    name: str = "the whole",
+    remedy: str,
+) -> _Fields:
+    """Read a parsed document.
+
+    Raises:
+        error: A value does not fit; the message is `prefix`, and what `described` says.
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as wrong:
+        said = described(wrong, kind, document, name=name, remedy=remedy)
+    except UnicodeEncodeError as wrong:
+        said = one_line(f"{wrong}; {remedy}")
+    raise error(f"{prefix}{said}")
 
 
 def described(
@@ -86,10 +116,14 @@ def _value_at(steps: Sequence[str], value: Any) -> str:  # noqa: ANN401 - a pars
     return f" = {shown(value)}"
 
 
-def _fields_at(root: type[msgspec.Struct], path: str) -> list[str]:
-    """Names of the fields that the struct at a path such as `pods[0]` knows; none elsewhere."""
+def fields_of(root: type[msgspec.Struct], path: str = "") -> list[str]:
+    """Names of the fields that the struct at a path such as `pods[0]` reads; none elsewhere.
+
+    A field of any type is accepted, but not read.
+    """
     kinds = (each for each in _kinds_at(root, path) if isinstance(each, inspect.StructType))
-    return [known.encode_name for kind in kinds for known in kind.fields]
+    known = (field for kind in kinds for field in kind.fields)
+    return [field.encode_name for field in known if not isinstance(field.type, inspect.AnyType)]
 
 
 def _choices_at(root: type[msgspec.Struct], path: str) -> list[str]:

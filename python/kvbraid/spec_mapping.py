@@ -4,13 +4,12 @@ The field names are those of an engine's exported `config.json`. An unknown fiel
 otherwise a misspelled field would silently leave its default in force.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
-from typing import Final, TypeVar
+from typing import Any, Final, Literal
 
 from kvbraid.engine import EVENT_FORMATS, REPORT_MODES, EngineProfile
-from kvbraid.errors import InvalidValueError, TopologyError, one_line, shown
+from kvbraid.errors import InvalidValueError, TopologyError, shown
 from kvbraid.hashing import HashAlgo
 from kvbraid.models import (
     complete,
@@ -20,73 +19,74 @@ from kvbraid.models import (
     unsent_tokens,
     with_silent_groups,
 )
+from kvbraid.reading import Count, Fields, Positive, fields_of, read_into
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
-FIELDS: Final[Sequence[str]] = (
-    "groups",
-    "alignment",
-    "hash_block_size",
-    "partial_hits",
-    "replay_tokens",
-    "hash_lookahead",
-    "dialect",
-    "engine",
-    "hash_algo",
-    "PYTHONHASHSEED",
-    "hash_seed",
-    "report_mode",
-    "retention",
-    "extra_keys",
-    "adapter_reloads",
-    "event_format",
-    "silent_pools_never_short",
-    "disable_hybrid_swa_memory",
-    "window_pool_tokens",
-    "state_slots",
-    "chunked_prefill_size",
-)
+
+class _GroupMapping(Fields, frozen=True, kw_only=True):
+    """A group. An exported `config.json` also has the fields of any type, so one can be pasted."""
+
+    kind: SpecKind | None = None
+    event_kind: SpecKind | None = None
+    block_size: Positive | None = None
+    window: Positive | None = None
+    event_window: Positive | None = None
+    chunk: Positive | None = None
+    use_eagle: bool | None = None
+    eagle: bool | None = None
+    prefix_cacheable: bool | None = None
+    variant: Count | None = None
+    idx: Count | None = None
+
+    layers: Any = None
+    mamba_cache_mode: Any = None
+    num_prefill_checkpoint_blocks: Any = None
+    sliding_window: Any = None
+
+
+class _PodMapping(Fields, frozen=True, kw_only=True):
+    """A pod: its topology, then its engine, then what is not read, as for groups."""
+
+    groups: list[_GroupMapping] | None = None
+    alignment: Positive | None = None
+    hash_block_size: Positive | None = None
+    partial_hits: bool | None = None
+    replay_tokens: Count | None = None
+    hash_lookahead: Count | None = None
+    dialect: EngineDialect | None = None
+    engine: EngineDialect | None = None
+    hash_algo: HashAlgo | None = None
+    PYTHONHASHSEED: str | int | None = None
+    hash_seed: str | int | None = None
+    report_mode: Literal[tuple(REPORT_MODES)] | None = None  # type: ignore[valid-type]  # Known when it runs.
+    retention: Count | None = None
+    extra_keys: bool | None = None
+    adapter_reloads: bool | None = None
+    event_format: Literal[tuple(EVENT_FORMATS)] | None = None  # type: ignore[valid-type]  # As above.
+    silent_pools_never_short: bool | None = None
+    disable_hybrid_swa_memory: bool | None = None
+    window_pool_tokens: Positive | None = None
+    state_slots: Positive | None = None
+    chunked_prefill_size: Positive | None = None
+
+    async_scheduling: Any = None
+    concurrency: Any = None
+    coordinator: Any = None
+    disable_hybrid: Any = None
+    mamba_cache_mode: Any = None
+    max_model_len: Any = None
+    max_num_batched_tokens: Any = None
+    model: Any = None
+    num_blocks: Any = None
+    scheduler_block_size: Any = None
+    source: Any = None
+    vllm: Any = None
+
+
+FIELDS: Final = fields_of(_PodMapping)
 """The fields of a mapping that are read."""
 
-GROUP_FIELDS: Final[Sequence[str]] = (
-    "kind",
-    "event_kind",
-    "block_size",
-    "window",
-    "event_window",
-    "chunk",
-    "use_eagle",
-    "eagle",
-    "prefix_cacheable",
-    "variant",
-    "idx",
-)
-"""The fields of a group that are read."""
-
-_ALSO_EXPORTED: Final = frozenset(
-    {
-        "async_scheduling",
-        "concurrency",
-        "coordinator",
-        "disable_hybrid",
-        "mamba_cache_mode",
-        "max_model_len",
-        "max_num_batched_tokens",
-        "model",
-        "num_blocks",
-        "scheduler_block_size",
-        "source",
-        "vllm",
-    }
-)
-_ALSO_EXPORTED_OF_GROUPS: Final = frozenset(
-    {
-        "layers",
-        "mamba_cache_mode",
-        "num_prefill_checkpoint_blocks",
-        "sliding_window",
-    }
-)
-"""Fields that an exported `config.json` also has. They are accepted, so one can be pasted."""
+_REMEDY: Final = "docs/configuration.md lists the fields"
 
 
 def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
@@ -97,14 +97,14 @@ def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
     Raises:
         TopologyError: The message names the field, its value and what was expected.
     """
-    top = _checked(mapping)
+    found = _read(mapping)
     return Topology(
-        groups=tuple(_group(fields) for fields in top.children("groups")),
-        alignment=top.tokens("alignment"),
-        hash_block_size=top.tokens("hash_block_size"),
-        partial_hits=top.flag_if_given("partial_hits"),
-        replay_tokens=top.tokens("replay_tokens", least=0) or 0,
-        hash_lookahead=top.tokens("hash_lookahead", least=0) or 0,
+        groups=tuple(_group(at, fields) for at, fields in enumerate(found.groups or ())),
+        alignment=found.alignment,
+        hash_block_size=found.hash_block_size,
+        partial_hits=found.partial_hits,
+        replay_tokens=found.replay_tokens or 0,
+        hash_lookahead=found.hash_lookahead or 0,
     )
 
 
@@ -114,22 +114,21 @@ def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
     Raises:
         TopologyError: As in `topology_from_mapping`.
     """
-    top = _checked(mapping)
-    dialect = top.choice("dialect", "engine", among=[each.value for each in EngineDialect])
-    algo = top.choice("hash_algo", among=[each.value for each in HashAlgo])
+    found = _read(mapping)
+    seed = found.hash_seed if found.PYTHONHASHSEED is None else found.PYTHONHASHSEED
     return EngineProfile(
-        dialect=EngineDialect(dialect or "vllm"),
-        hash_algo=None if algo is None else HashAlgo(algo),
-        hash_seed=top.seed("PYTHONHASHSEED", "hash_seed"),
-        report_mode=top.choice("report_mode", among=REPORT_MODES) or "incremental",
-        retention=top.tokens("retention", least=0),
-        extra_keys=top.flag("extra_keys"),
-        adapter_reloads=top.flag("adapter_reloads"),
-        event_format=top.choice("event_format", among=EVENT_FORMATS) or "default",
-        silent_pools_never_short=top.flag("silent_pools_never_short"),
-        window_pool_tokens=top.tokens("window_pool_tokens"),
-        state_slots=top.tokens("state_slots"),
-        chunked_prefill_size=top.tokens("chunked_prefill_size"),
+        dialect=found.dialect or found.engine or EngineDialect.VLLM,
+        hash_algo=found.hash_algo,
+        hash_seed=None if seed is None else str(seed),
+        report_mode=found.report_mode or "incremental",
+        retention=found.retention,
+        extra_keys=bool(found.extra_keys),
+        adapter_reloads=bool(found.adapter_reloads),
+        event_format=found.event_format or "default",
+        silent_pools_never_short=bool(found.silent_pools_never_short),
+        window_pool_tokens=found.window_pool_tokens,
+        state_slots=found.state_slots,
+        chunked_prefill_size=found.chunked_prefill_size,
     )
 
 
@@ -149,7 +148,7 @@ def pod_from_mapping(
     """
     topology = None if mapping is None else topology_from_mapping(mapping)
     engine = profile_from_mapping(mapping or {})
-    flag = _checked(mapping or {}).flag("disable_hybrid_swa_memory")
+    flag = bool(_read(mapping or {}).disable_hybrid_swa_memory)
     if model_config is None:
         return topology, engine
     topology = topology or Topology(groups=())
@@ -167,117 +166,33 @@ def pod_from_mapping(
         raise type(error)(f"model_config: {error}") from None
 
 
-def _checked(mapping: Mapping[str, object]) -> "_MappingReader":
-    top = _MappingReader(dict(mapping), "topology")
-    top.refuse_unknown(FIELDS, _ALSO_EXPORTED)
-    for group in top.children("groups"):
-        group.refuse_unknown(GROUP_FIELDS, _ALSO_EXPORTED_OF_GROUPS)
-    return top
+def _read(mapping: Mapping[str, object]) -> _PodMapping:
+    found = read_into(_PodMapping, mapping, TopologyError, prefix="topology.", remedy=_REMEDY)
+    for at, group in enumerate(found.groups or ()):
+        if group.idx not in (None, at):
+            expected = f"{at}: groups are listed in the engine's own order"
+            msg = f"topology.groups[{at}].idx = {shown(group.idx)}; expected {expected}"
+            raise TopologyError(msg)
+    return found
 
 
-def _group(fields: "_MappingReader") -> GroupSpec:
-    kind = fields.choice("kind", "event_kind", among=[kind.value for kind in SpecKind])
-    block_size = fields.tokens("block_size")
-    if kind is None or block_size is None:
+def _group(at: int, fields: _GroupMapping) -> GroupSpec:
+    path, kind = f"topology.groups[{at}]", fields.kind or fields.event_kind
+    if kind is None or fields.block_size is None:
         missing = "kind" if kind is None else "block_size"
-        msg = f"{fields.path}.{missing} is missing; each group needs its kind and block_size"
+        msg = f"{path}.{missing} is missing; each group needs its kind and block_size"
         raise TopologyError(msg)
+    eagle = fields.eagle if fields.use_eagle is None else fields.use_eagle
     try:
         return GroupSpec(
-            kind=SpecKind(kind),
-            block_size=block_size,
-            window=fields.tokens("window", "event_window"),
-            chunk=fields.tokens("chunk"),
-            eagle=fields.flag("use_eagle", "eagle"),
-            prefix_cacheable=fields.flag("prefix_cacheable", default=True),
-            variant=fields.tokens("variant", least=0) or 0,
+            kind=kind,
+            block_size=fields.block_size,
+            window=fields.window or fields.event_window,
+            chunk=fields.chunk,
+            eagle=bool(eagle),
+            prefix_cacheable=fields.prefix_cacheable is not False,
+            variant=fields.variant or 0,
         )
     except TopologyError as error:
-        msg = f"{fields.path}: {error}"
+        msg = f"{path}: {error}"
         raise TopologyError(msg) from None
-
-
-_T = TypeVar("_T")
-
-
-class _MappingReader:
-    """Typed reads from one mapping. Every error message names the path. Null counts as absent."""
-
-    def __init__(self, mapping: object, path: str) -> None:
-        self.path = path
-        self._mapping: dict[str, object] = self._typed(mapping, dict, path, "a table of fields")
-
-    def refuse_unknown(self, known: Sequence[str], also: Collection[str]) -> None:
-        """Refuse a field in neither list; the message suggests the name that was likely meant."""
-        for name in self._mapping:
-            if name not in known and name not in also:
-                near = get_close_matches(str(name), known, n=1)
-                meant = f"did you mean {near[0]}? " if near else ""
-                path = one_line(f"{self.path}.{name}")
-                value = shown(self._mapping[name])
-                msg = f"{path} = {value}: no such field; {meant}known: {', '.join(known)}"
-                raise TopologyError(msg)
-
-    def tokens(self, *names: str, least: int = 1) -> int | None:
-        name, value = self._first(names)
-        if value is None:
-            return None
-        path, expected = f"{self.path}.{name}", f"a whole number of tokens, at least {least}"
-        number = self._typed(value, int, path, expected)
-        if isinstance(value, bool) or not least <= number < 1 << 32:
-            raise self._wrong(path, value, expected)
-        return number
-
-    def flag(self, *names: str, default: bool = False) -> bool:
-        name, value = self._first(names)
-        if value is None:
-            return default
-        return self._typed(value, bool, f"{self.path}.{name}", "true or false")
-
-    def flag_if_given(self, name: str) -> bool | None:
-        """As a flag; None where it is left out."""
-        return None if self._mapping.get(name) is None else self.flag(name)
-
-    def choice(self, *names: str, among: Sequence[str]) -> str | None:
-        name, value = self._first(names)
-        if value is None:
-            return None
-        if value not in among:
-            raise self._wrong(f"{self.path}.{name}", value, "one of " + ", ".join(among))
-        return str(value)
-
-    def seed(self, *names: str) -> str | None:
-        """An environment variable's text; a bare number is accepted as its digits."""
-        name, value = self._first(names)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise self._wrong(f"{self.path}.{name}", value, 'the text that was set, as "0"')
-        return str(value)
-
-    def children(self, name: str) -> "list[_MappingReader]":
-        value = self._mapping.get(name)
-        path = f"{self.path}.{name}"
-        rows = self._typed([] if value is None else value, list, path, "a list of groups")
-        children = [_MappingReader(row, f"{path}[{index}]") for index, row in enumerate(rows)]
-        for index, child in enumerate(children):
-            listed = child.tokens("idx", least=0)
-            if listed not in (None, index):
-                expected = f"{index}: groups are listed in the engine's own order"
-                raise self._wrong(f"{child.path}.idx", listed, expected)
-        return children
-
-    def _first(self, names: Sequence[str]) -> tuple[str, object]:
-        for name in names:
-            if self._mapping.get(name) is not None:
-                return name, self._mapping[name]
-        return names[0], None
-
-    def _typed(self, value: object, kind: type[_T], path: str, expected: str) -> _T:
-        if not isinstance(value, kind):
-            raise self._wrong(path, value, expected)
-        return value
-
-    @staticmethod
-    def _wrong(path: str, value: object, expected: str) -> TopologyError:
-        return TopologyError(f"{path} = {shown(value)}; expected {expected}")

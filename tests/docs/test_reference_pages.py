@@ -213,12 +213,12 @@ def test_the_fields_of_a_topology_are_read_under_every_name_listed() -> None:
     # only changes; `num_gpu_blocks` is no part of a topology.
     assert len(listed) - 1 == len(fields(Topology)) + len(fields(EngineProfile)) - 4
     for name in firsts(of_pod):
-        reads = rf"topology\.{name} = .*; expected "
+        reads = rf"topology\.{name} = .*: expected "
         with pytest.raises(TopologyError, match=reads):
             described({name: object()})
     for name in firsts(of_group):
         kind = {} if name.endswith("kind") else {"kind": "full_attention"}
-        reads = rf"topology\.groups\[0\]\.{name} = .*; expected "
+        reads = rf"topology\.groups\[0\]\.{name} = .*: expected "
         with pytest.raises(TopologyError, match=reads):
             topology_from_mapping({"groups": [{**kind, "block_size": 16, name: object()}]})
 

@@ -70,23 +70,23 @@ def test_every_field_arrives() -> None:
 @pytest.mark.parametrize(
     ("mapping", "told"),
     [
-        ({"groups": {}}, "topology.groups = {}; expected a list"),
-        ({"groups": [1]}, "topology.groups[0] = 1; expected a table"),
+        ({"groups": {}}, "topology.groups = {}: expected `array"),
+        ({"groups": [1]}, "topology.groups[0] = 1: expected `object`"),
         ({"groups": [FULL, {"kind": "mamba"}]}, "topology.groups[1].block_size is missing"),
         ({"groups": [{"block_size": 16}]}, "topology.groups[0].kind is missing"),
         ({"groups": [{**FULL, "kind": "rnn"}]}, "topology.groups[0].kind = 'rnn'"),
-        ({"groups": [{**FULL, "block_size": 0}]}, "block_size = 0; expected a whole number"),
+        ({"groups": [{**FULL, "block_size": 0}]}, "block_size = 0: expected `int` >= 1; docs/"),
         ({"groups": [{**FULL, "block_size": True}]}, "block_size = True"),
         ({"groups": [{**FULL, "block_size": 2**32}]}, "block_size = 4294967296"),
         ({"groups": [{**FULL, "use_eagle": 1}]}, "topology.groups[0].use_eagle = 1"),
         ({"groups": [{**FULL, "kind": "sliding_window"}]}, "topology.groups[0]: a sliding_window"),
         ({"groups": [{**FULL, "idx": 1}]}, "topology.groups[0].idx = 1; expected 0"),
         ({"alignment": "64"}, "topology.alignment = '64'"),
-        ({"hash_algo": "md5"}, "topology.hash_algo = 'md5'; expected one of sha256"),
+        ({"hash_algo": "md5"}, "topology.hash_algo = 'md5': expected one of sha256"),
         ({"PYTHONHASHSEED": 1.5}, "topology.PYTHONHASHSEED = 1.5"),
         ({"report_mode": "all"}, "topology.report_mode = 'all'"),
         ({"engine": "tgi"}, "topology.engine = 'tgi'"),
-        ({"replay_tokens": -1}, "topology.replay_tokens = -1; expected a whole number"),
+        ({"replay_tokens": -1}, "topology.replay_tokens = -1: expected `int` >= 0"),
     ],
 )
 def test_a_wrong_field_is_refused_by_name(mapping: dict[str, Any], told: str) -> None:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
@@ -23,7 +22,7 @@ from kvbraid.layout.check import check_integrity
 from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, View
 from kvbraid.layout.sizes import MAX_NUMBER
 from kvbraid.models.shapes import ELEMENT_BYTES
-from kvbraid.reading import Fields, described
+from kvbraid.reading import Fields, read_into
 from kvbraid.spec import SpecKind
 
 VERSION: Final = 1
@@ -223,13 +222,8 @@ def _read(document: object) -> _PlanFields:
 
 
 def _converted(document: object, kind: type[_Fields], place: str = "") -> _Fields:
-    try:
-        return msgspec.convert(document, kind)
-    except msgspec.ValidationError as error:
-        said = described(error, kind, document, name="the whole", remedy="write it anew")
-    except UnicodeEncodeError as error:
-        said = f"{error}; write it anew"
-    raise LayoutError(f"not a memory plan: {place}{said}")
+    prefix, remedy = f"not a memory plan: {place}", "write it anew"
+    return read_into(kind, document, LayoutError, prefix=prefix, remedy=remedy)
 
 
 def _read_group(found: _GroupFields) -> PlannedGroup:

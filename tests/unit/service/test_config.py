@@ -33,7 +33,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         (POD + "model_config = {}", "pods[0].model_config: Expected `str | null`, got `object`"),
         (POD + "num_gpu_blocks = 0", "pods[0].num_gpu_blocks: Expected `int` >= 1"),
         (POD + "num_gpu_blocks = '9'", "pods[0].num_gpu_blocks: Expected `int | null`, got `str`"),
-        (POD + "topology = {alignment = 0}", "pods[0] (a): topology.alignment = 0; expected"),
+        (POD + "topology = {alignment = 0}", "pods[0] (a): topology.alignment = 0: expected"),
         ("x =", "not TOML"),
         ("a = " + "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("[limits]\nbody_bytes = 99999999999999999999999", "limits.body_bytes: Expected `int` <="),

@@ -10,13 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from kvbraid.errors import InvalidValueError, TooLargeError, one_line
-from kvbraid.reading import Fields, described
+from kvbraid.reading import Count, Fields, Positive, described
 
 MAX_BYTES: Final = 256 << 20
 """The longest text that is read: many times what 256 requests of 32 k tokens in 6 groups take."""
 
-Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
-Positive = Annotated[int, Meta(ge=1, lt=1 << 32)]
 RequestNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Pair = tuple[Count, Count]
 """A group and a block; of a state, the tokens that it covers and its position."""

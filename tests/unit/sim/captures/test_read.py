@@ -180,7 +180,7 @@ def test_a_setting_replaces_a_field_of_the_topology() -> None:
     [
         ("alignment", "--set 'alignment'; expected NAME=JSON"),
         ("alignment=x", "expected NAME=JSON"),
-        ("alignment=0", "topology.alignment = 0; expected"),
+        ("alignment=0", "topology.alignment = 0: expected"),
         ("aligment=1", "did you mean alignment?"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_folder_that_is_refused_keeps_none_of_the_others_from_being_shown(
     assert ["gemma3", "89", "89"] in shown
     first, second = (line for line in result.stderr.splitlines() if line)
     assert first.startswith(f"kvbraid: {tmp_path / 'absent' / 'config.json'}: No such file")
-    assert second.startswith(f"kvbraid: {broken}: topology.groups[0].kind = 'rnn'; expected")
+    assert second.startswith(f"kvbraid: {broken}: topology.groups[0].kind = 'rnn': expected")
     lines = CliRunner().invoke(cli, ["replay", "--json", *folders]).stdout.splitlines()
     assert [json.loads(line)["capture"] for line in lines] == ["gptoss", "gemma3"]
 
