@@ -6,7 +6,7 @@ and the modules that work without the native core (`kvbraid.models`, `kvbraid.sp
 In reading order:
 
     ids            one type per identifier; `errors` is the whole error tree
-    kinds          refuses values of a wrong type; `reading` says what is wrong with a document
+    reading        says what is wrong with a value or a document, by name
     spec           what one cache consists of; `engine` is what a pod's engine does apart from that
     hashing        from tokens to the engines' block hashes; `tokenizer` has tokens for a text
     resume         how much of a request one cache can reuse

@@ -7,9 +7,8 @@ what it publishes.
 from dataclasses import dataclass
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, shown
 from kvbraid.hashing import HashAlgo
-from kvbraid.kinds import check_fields
+from kvbraid.reading import check_fields, one_of, whole
 from kvbraid.spec import EngineDialect, SilentGroup, SpecKind
 
 REPORT_MODES: Final = ("incremental", "full")
@@ -19,12 +18,14 @@ EVENT_FORMATS: Final = ("default", "dynamo")
 """What SGLang's hashes cover: tokens and salts, or extra keys too."""
 
 
-_MOST_BLOCKS: Final = 2**32 - 1
 _KINDS: Final = {
     "dialect": EngineDialect,
     "hash_algo": HashAlgo | None,
     "hash_seed": str | None,
-    "num_gpu_blocks": int | None,
+    "report_mode": one_of(REPORT_MODES),
+    "retention": whole().or_none(),
+    "num_gpu_blocks": whole(1, (1 << 32) - 1).or_none(),
+    "event_format": one_of(EVENT_FORMATS),
 }
 
 
@@ -92,17 +93,3 @@ class EngineProfile:
     def __post_init__(self) -> None:
         """Refuse values that no engine has."""
         check_fields(self, _KINDS)
-        if self.report_mode not in REPORT_MODES:
-            expected = " or ".join(REPORT_MODES)
-            msg = f"report_mode = {shown(self.report_mode)}; expected {expected}"
-            raise InvalidValueError(msg)
-        if self.event_format not in EVENT_FORMATS:
-            expected = " or ".join(EVENT_FORMATS)
-            msg = f"event_format = {shown(self.event_format)}; expected {expected}"
-            raise InvalidValueError(msg)
-        if self.retention is not None and self.retention < 0:
-            msg = f"retention = {shown(self.retention)} tokens; it must be at least 0"
-            raise InvalidValueError(msg)
-        if self.num_gpu_blocks is not None and not 1 <= self.num_gpu_blocks <= _MOST_BLOCKS:
-            msg = f"num_gpu_blocks = {shown(self.num_gpu_blocks)}; expected 1 to {_MOST_BLOCKS}"
-            raise InvalidValueError(msg)

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 from kvbraid._native import engine_chain, engine_chain_keys, engine_none_hash
-from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockHash
+from kvbraid.reading import COUNT, check, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -59,12 +59,8 @@ class EngineHash:
     lookahead: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("block_size", self.block_size, 1),
-            ("lookahead", self.lookahead, 0),
-        ):
-            if not least <= value < 1 << 32:
-                raise InvalidValueError(f"{name} is {value} tokens; expected at least {least}")
+        check("block_size", self.block_size, whole(1, (1 << 32) - 1))
+        check("lookahead", self.lookahead, COUNT)
 
 
 class Lora(NamedTuple):

@@ -1,24 +1,134 @@
-"""What is wrong with a document from outside, in one line: the place, the value, what is known.
+"""What is wrong with a value or a document, in one line: its name, the value, what was expected.
 
-The structs of a document's own module define its fields and their types. A refusal quotes hostile
-text shortened, and nothing else happens to that text. Nothing here reads a file.
+A caller's values are checked against kinds and rules, by name, before something deep inside fails
+on them. A document from outside is read into the structs of its own module, which define its
+fields and their types. A refusal quotes hostile text shortened, and nothing else happens to that
+text. Nothing here reads a file.
 """
 
 import difflib
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum
+from operator import index
+from types import UnionType
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
 
-from kvbraid.errors import KvbraidError, one_line, shown
+from kvbraid.errors import InvalidValueError, KvbraidError, one_line, shown
 
 _UNKNOWN: Final = "Object contains unknown field `"
 _AT: Final = " - at `$"
 _STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
 LONGEST_KEY: Final = 64
 """A longer one is shown shortened, and resembles no field."""
+
+
+class Rule(NamedTuple):
+    """What a value may be, where its type does not say all: the check, and what it expects."""
+
+    fits: Callable[[Any], bool]
+    expected: str
+
+    def or_none(self) -> "Rule":
+        """Return a rule that also takes None."""
+        fits = self.fits
+        return Rule(lambda value: value is None or fits(value), f"{self.expected}, or None")
+
+
+Kind: TypeAlias = type | UnionType | Rule
+"""What a value may be: an instance of a type, or what a rule takes."""
+
+
+def whole(least: int = 0, most: int | None = None) -> Rule:
+    """Return the rule of integers in a range. Whatever stands for one passes (numpy's scalars)."""
+
+    def fits(value: Any) -> bool:  # noqa: ANN401 - checked here
+        try:
+            number = index(value)
+        except TypeError:
+            return False
+        return least <= number and (most is None or number <= most)
+
+    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+    return Rule(fits, f"an integer {limits}")
+
+
+def size(least: int = 1) -> Rule:
+    """Return the rule of sizes and counts that a memory can have, and that JSON gives back.
+
+    `True` is no number, and neither is 16.0: what is computed from a float is no size in bytes.
+    """
+    return Rule(
+        lambda value: type(value) is int and least <= value <= MAX_SIZE,
+        f"a whole number, at least {least}, below 2**63",
+    )
+
+
+def one_of(values: Collection[object]) -> Rule:
+    """Return the rule of a value that is listed."""
+    return Rule(tuple(values).__contains__, f"one of {', '.join(map(str, values))}")
+
+
+MAX_SIZE: Final = (1 << 63) - 1
+"""The largest size, count or distance of a memory."""
+COUNT: Final = whole(0, (1 << 32) - 1)
+POSITIVE: Final = whole(1)
+SIZE: Final = size()
+OFFSET: Final = size(0)
+
+
+def check(
+    name: str, value: object, kind: Kind, error: type[KvbraidError] = InvalidValueError
+) -> None:
+    """Raise `error` for a value that is not what it may be; the message shows it by its name."""
+    if not (kind.fits(value) if isinstance(kind, Rule) else _is_a(value, kind)):
+        raise error(f"{name} is {shown(value)}; expected {_in_words(kind, value)}")
+
+
+def check_fields(
+    record: object,
+    kinds: Mapping[str, Kind],
+    error: type[KvbraidError] = InvalidValueError,
+    prefix: str | None = None,
+) -> None:
+    """Raise `error` for the first field of a record that is not what it may be.
+
+    The name of a field follows that of the record's type, or `prefix`.
+    """
+    for name, kind in kinds.items():
+        value = getattr(record, name, None)
+        if not (kind.fits(value) if isinstance(kind, Rule) else _is_a(value, kind)):
+            owner = f"{type(record).__name__}." if prefix is None else prefix
+            check(f"{owner}{name}", value, kind, error)
+
+
+def check_each(name: str, values: Iterable[object], rule: Rule) -> None:
+    """Raise InvalidValueError for the first of the values that breaks a rule, or for no list."""
+    if isinstance(values, Iterable):
+        for value in values:
+            check(name, value, rule)
+    else:
+        raise InvalidValueError(f"{name}s are {shown(values)}; expected a list")
+
+
+def _is_a(value: object, kind: type | UnionType) -> bool:
+    """Whether it is of a kind; whatever stands for an integer passes as one (numpy's scalars)."""
+    return isinstance(value, kind) or (kind in (int, int | None) and hasattr(value, "__index__"))
+
+
+def _in_words(kind: Kind, value: object) -> str:
+    """What is expected; of an enum the member that was likely meant."""
+    if isinstance(kind, Rule):
+        return kind.expected
+    if isinstance(kind, UnionType):
+        return " or ".join(_in_words(each, value) for each in kind.__args__)
+    if issubclass(kind, Enum):
+        member = next((each for each in kind if each.value == value), next(iter(kind)))
+        return f"a {kind.__name__}, as {kind.__name__}.{member.name}"
+    return "None" if kind is type(None) else kind.__name__
 
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 32)]

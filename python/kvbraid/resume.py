@@ -13,7 +13,8 @@ from kvbraid._native import first_read as native_first_read
 from kvbraid._native import needed_blocks as first_and_end
 from kvbraid._native import resume as resume_words
 from kvbraid._native import resume_accepted
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError
+from kvbraid.reading import check, whole
 from kvbraid.spec import EngineDialect, GroupSpec, Topology
 
 Entries: TypeAlias = Mapping[int, Collection[int]] | Sequence[Collection[int]]
@@ -42,7 +43,7 @@ class ResumeQuery(NamedTuple):
 
 
 _ONE_HOLDER: Final = 1
-_MOST_TOKENS: Final = (1 << 32) - 1
+_TOKEN: Final = whole(0, (1 << 32) - 2)
 
 
 def resume(
@@ -99,7 +100,7 @@ def needed_blocks(group: GroupSpec, boundary: int) -> range:
         InvalidValueError: The boundary lies inside a block of a window or chunked group, is below
             0, or is larger than the core counts.
     """
-    _check_token("boundary", boundary)
+    check("boundary", boundary, _TOKEN)
     return range(*first_and_end(group, boundary))
 
 
@@ -111,14 +112,8 @@ def first_read(group: GroupSpec, token: int) -> int:
     Raises:
         InvalidValueError: The token is below 0, or larger than the core counts.
     """
-    _check_token("token", token)
+    check("token", token, _TOKEN)
     return native_first_read(group, token)
-
-
-def _check_token(name: str, token: int) -> None:
-    if not 0 <= token < _MOST_TOKENS:
-        msg = f"{name} {shown(token)}; expected 0 to {_MOST_TOKENS - 1} tokens"
-        raise InvalidValueError(msg)
 
 
 def hash_block_size(topology: Topology) -> int:

@@ -10,7 +10,7 @@ from math import lcm
 from typing import Final
 
 from kvbraid.errors import TopologyError, shown
-from kvbraid.kinds import check_fields, check_kind
+from kvbraid.reading import POSITIVE, Kind, check, check_fields, whole
 
 
 class SpecKind(Enum):
@@ -67,14 +67,6 @@ class GroupSpec:
     def __post_init__(self) -> None:
         """Refuse what no engine can have."""
         check_fields(self, _GROUP_KINDS, TopologyError)
-        if self.variant < 0:
-            msg = f"variant = {self.variant}; it must be at least 0"
-            raise TopologyError(msg)
-        for name in ("block_size", "window", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                msg = f"{name} = {value} tokens; it must be at least 1"
-                raise TopologyError(msg)
         if self.kind.is_window and self.window is None:
             msg = f"a {self.kind.value} group needs its window in tokens"
             raise TopologyError(msg)
@@ -86,9 +78,7 @@ class GroupSpec:
         Raises:
             TopologyError: There is no rank, or no engine spreads the tokens of this kind.
         """
-        if num_ranks < 1:
-            msg = f"{num_ranks} ranks; it must be at least 1"
-            raise TopologyError(msg)
+        check("num_ranks", num_ranks, POSITIVE, TopologyError)
         if num_ranks > 1 and not self.kind.is_full:
             msg = (
                 f"the tokens of a {self.kind.value} group are not spread over {num_ranks} ranks: "
@@ -115,9 +105,7 @@ class SilentGroup:
 
     def __post_init__(self) -> None:
         """Refuse what no engine can have."""
-        if self.grid < 1:
-            msg = f"grid = {self.grid} tokens of a silent {self.kind.value} group; give at least 1"
-            raise TopologyError(msg)
+        check(f"grid of a silent {self.kind.value} group", self.grid, POSITIVE, TopologyError)
         self.of_page(1)
 
     def of_page(self, page: int) -> GroupSpec:
@@ -129,14 +117,14 @@ class SilentGroup:
         return GroupSpec(kind=self.kind, block_size=page, window=self.window)
 
 
-_GROUP_KINDS: Final = {
+_GROUP_KINDS: Final[dict[str, Kind]] = {
     "kind": SpecKind,
-    "block_size": int,
-    "window": int | None,
-    "chunk": int | None,
-    "variant": int,
+    "block_size": POSITIVE,
+    "window": POSITIVE.or_none(),
+    "chunk": POSITIVE.or_none(),
+    "variant": whole(),
 }
-_TOPOLOGY_KINDS: Final = {
+_TOPOLOGY_KINDS: Final[dict[str, Kind]] = {
     "groups": tuple | list,
     "alignment": int | None,
     "hash_block_size": int | None,
@@ -195,7 +183,7 @@ class Topology:
         """
         check_fields(self, _TOPOLOGY_KINDS, TopologyError)
         for index, group in enumerate(self.groups):
-            check_kind(f"groups[{index}]", group, GroupSpec, TopologyError)
+            check(f"groups[{index}]", group, GroupSpec, TopologyError)
         sizes = sorted({group.block_size for group in self.groups})
         if lcm(*sizes) >= 1 << 32:
             msg = (

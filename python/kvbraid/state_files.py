@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvbraid.errors import InvalidValueError
+from kvbraid.reading import POSITIVE, check
 
 _NAME: Final = re.compile(r"recovery-(\d{8,18})\.json")
 
@@ -28,8 +29,7 @@ class StateFiles:
     """
 
     def __init__(self, directory: Path, *, max_files: int = 32) -> None:
-        if max_files < 1:
-            raise InvalidValueError(f"max_files is {max_files}; expected at least 1")
+        check("max_files", max_files, POSITIVE)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -336,7 +336,7 @@ def test_a_field_that_no_request_has_is_named(fields: dict[str, Any], message: s
     [
         ({"model": None}, "model is None; expected text"),
         ({"dp_size": 2**32}, "dp_size is 4294967296; expected an integer from 1 to 4294967295"),
-        ({"loras": {"a": "\ud800"}}, "loras has '\\ud800'; expected names and paths"),
+        ({"loras": {"a": "\ud800"}}, "loras: name or path is '\\ud800'; expected text"),
     ],
     ids=["model", "dp_size", "loras"],
 )

@@ -89,8 +89,8 @@ def test_the_sweep_accepts_the_boundaries_at_which_all_needed_blocks_are_held(ca
 @pytest.mark.parametrize(
     ("group", "boundary", "message"),
     [
-        (FULL, -4, r"boundary -4; expected 0 to 4294967294 tokens"),
-        (FULL, 1 << 32, r"boundary 4294967296; expected 0 to 4294967294 tokens"),
+        (FULL, -4, r"boundary is -4; expected an integer from 0 to 4294967294"),
+        (FULL, 1 << 32, r"boundary is 4294967296; expected an integer from 0 to 4294967294"),
         (
             GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4, window=6),
             6,

@@ -48,7 +48,7 @@ show()
     assert fresh(program) == [
         "kvbraid",
         "kvbraid kvbraid.errors",
-        "kvbraid kvbraid.errors kvbraid.kinds kvbraid.spec",
+        "kvbraid kvbraid.errors kvbraid.reading kvbraid.spec",
     ]
 
 

@@ -59,7 +59,9 @@ def test_a_reader_sees_that_a_file_is_too_long(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match="max_files is 0; expected at least 1"):
+    with pytest.raises(
+        InvalidValueError, match="max_files is 0; expected an integer of at least 1"
+    ):
         StateFiles(tmp_path, max_files=0)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidValueError, match=r"cannot be made: .*; name another directory"):

@@ -121,8 +121,14 @@ def test_a_field_that_nobody_reads_is_refused_with_what_was_meant(
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"report_mode": "all"}, "report_mode = 'all'; expected incremental or full"),
-        ({"retention": -1}, "retention = -1 tokens; it must be at least 0"),
+        (
+            {"report_mode": "all"},
+            "EngineProfile.report_mode is 'all'; expected one of incremental, full",
+        ),
+        (
+            {"retention": -1},
+            "EngineProfile.retention is -1; expected an integer of at least 0, or None",
+        ),
     ],
 )
 def test_a_profile_that_no_engine_has_is_refused(fields: dict[str, Any], told: str) -> None:

@@ -16,10 +16,11 @@ shortened.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import checkpoint_interval
-from kvbraid.errors import InvalidValueError
+from kvbraid.reading import POSITIVE, check_fields, whole
 from kvbraid.spec import EngineDialect, SpecKind, Topology
 
 
@@ -53,14 +54,7 @@ class ChunkRules:
     interval: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_size", "alignment", "hash_block_size"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("block_size", "interval"):
-            _at_least(name, getattr(self, name), 0)
-        for name in ("checkpoint_alignment", "max_chunk_tokens"):
-            value = getattr(self, name)
-            if value is not None:
-                _at_least(name, value, 1)
+        check_fields(self, _RULES, prefix="")
 
     def plan(self, position: "Position") -> int:
         """Return how many tokens to compute now: the budget, or fewer to keep a state.
@@ -98,8 +92,11 @@ class Position:
     stops: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("start", "num_prompt_tokens", "num_tokens", "budget", "junction"):
-            _at_least(name, getattr(self, name), 0)
+        least = min(
+            self.start, self.num_prompt_tokens, self.num_tokens, self.budget, self.junction
+        )
+        if least < 0:  # Asked once, as this runs in every step.
+            check_fields(self, _POSITION, prefix="")
 
     @property
     def prefill_end(self) -> int:
@@ -213,6 +210,11 @@ def _saves_inside(rules: ChunkRules, position: Position) -> bool:
     )
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InvalidValueError(f"{name} is {value} tokens; expected at least {least}")
+_RULES: Final = {
+    **dict.fromkeys(("checkpoint_size", "alignment", "hash_block_size"), POSITIVE),
+    **dict.fromkeys(("block_size", "interval"), whole()),
+    **dict.fromkeys(("checkpoint_alignment", "max_chunk_tokens"), POSITIVE.or_none()),
+}
+_POSITION: Final = dict.fromkeys(
+    ("start", "num_prompt_tokens", "num_tokens", "budget", "junction"), whole()
+)

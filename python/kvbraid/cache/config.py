@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Final
 
-from kvbraid.cache.counts import check_optional_counts
 from kvbraid.cache.parallel import Share, check_ranks, share_of
 from kvbraid.cache.retention import Dense, Retention
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import HashAlgo
-from kvbraid.kinds import check_fields, check_kind
+from kvbraid.reading import COUNT, Kind, Rule, check, check_fields
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 _UNLIMITED = (1 << 32) - 1
@@ -38,27 +37,29 @@ class GroupOptions:
     checkpoint_alignment: int | None = None
 
     def __post_init__(self) -> None:
-        kinds = dict.fromkeys(("num_speculative_blocks", "extra_retained_tokens"), int)
-        check_fields(self, {**kinds, "checkpoint_alignment": int | None})
-        check_optional_counts(
-            num_speculative_blocks=self.num_speculative_blocks,
-            extra_retained_tokens=self.extra_retained_tokens,
-            checkpoint_alignment=self.checkpoint_alignment,
-        )
+        check_fields(self, _OPTIONS)
 
 
-_KINDS: Final = {
+_OPTIONS: Final = {
+    "num_speculative_blocks": COUNT,
+    "extra_retained_tokens": COUNT,
+    "checkpoint_alignment": COUNT.or_none(),
+}
+_KINDS: Final[dict[str, Kind]] = {
     "topology": Topology,
-    "num_blocks": int,
+    "num_blocks": COUNT,
     "dialect": EngineDialect,
     "hash_algo": HashAlgo,
     "hash_seed": str | None,
     "group_options": tuple | list,
     "retention": Retention,
-    "max_model_len": int,
-    "max_in_flight_tokens": int | None,
-    "watermark": float | int,
-    "num_reprefillable_tokens": int,
+    "max_model_len": COUNT,
+    "max_in_flight_tokens": COUNT.or_none(),
+    "watermark": Rule(
+        lambda share: isinstance(share, float | int) and 0 <= share < 1,
+        "a share of the pool, 0 to 1",
+    ),
+    "num_reprefillable_tokens": COUNT,
     "decode_context_parallel": int,
     "prefill_context_parallel": int,
 }
@@ -123,10 +124,6 @@ class CacheConfig:
                 f"{len(self.group_options)} group_options for {num_groups} groups; give one per "
                 "group, or none"
             )
-        if not 0 <= self.watermark < 1:
-            raise InvalidValueError(
-                f"watermark is {self.watermark}; expected a share of the pool, 0 to 1"
-            )
         ranks = {
             "decode_context_parallel": self.decode_context_parallel,
             "prefill_context_parallel": self.prefill_context_parallel,
@@ -135,14 +132,8 @@ class CacheConfig:
 
     def _check_values(self) -> None:
         check_fields(self, _KINDS)
-        check_optional_counts(
-            num_blocks=self.num_blocks,
-            max_model_len=self.max_model_len,
-            max_in_flight_tokens=self.max_in_flight_tokens,
-            num_reprefillable_tokens=self.num_reprefillable_tokens,
-        )
         for index, options in enumerate(self.group_options):
-            check_kind(f"group_options[{index}]", options, GroupOptions)
+            check(f"group_options[{index}]", options, GroupOptions)
         if self.caching and not self.topology.groups:
             msg = "the topology has no groups, so nothing could ever be reused; give a GroupSpec "
             raise InvalidValueError(f"{msg}for each group of the model, or set caching to False")

@@ -1,14 +1,12 @@
-"""The checks of arguments that the cache makes before it calls the native core, or afterwards."""
+"""What the arguments of the cache may be: checked before the native core is called, or after."""
 
 from array import array
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import Final
 
 from kvbraid.cache.step import Match, Need
-from kvbraid.errors import InvalidValueError, shown
-from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
-from kvbraid.kinds import check_fields, check_kind
+from kvbraid.hashing import ExtraKeys
+from kvbraid.reading import COUNT, Kind, Rule, check, check_each, check_fields, whole
 
 NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError)
 """The errors of the native core for a value that it cannot convert."""
@@ -16,144 +14,71 @@ NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError)
 _NOT_COUNTS: Final = (OverflowError, TypeError, ValueError)
 """The errors of an array for values that it cannot hold; the last is for bytes."""
 
-_COUNTS_OF_NEED: Final = (
-    "num_new_tokens",
-    "num_hit_tokens",
-    "num_external_tokens",
-    "num_lookahead_tokens",
-    "num_in_flight_tokens",
-    "num_encoder_tokens",
-)
-_OPTIONAL_COUNTS_OF_NEED: Final = ("junction", "num_computed_tokens")
-_KINDS_OF_NEED: Final = {
-    "request": int,
+_REQUEST: Final = whole(0, (1 << 64) - 1)._replace(expected="a number that add returned")
+_NEED: Final[dict[str, Kind]] = {
+    "request": _REQUEST,
     "match": Match | None,
     "delay_commit": bool,
     "loading_groups": tuple | list,
     "full_sequence_must_fit": bool,
     "is_waiting": bool,
+    "num_new_tokens": COUNT,
+    "num_hit_tokens": COUNT,
+    "num_external_tokens": COUNT,
+    "num_lookahead_tokens": COUNT,
+    "num_in_flight_tokens": COUNT,
+    "num_encoder_tokens": COUNT,
+    "junction": COUNT.or_none(),
+    "num_computed_tokens": COUNT.or_none(),
+}
+_NEW: Final[dict[str, Kind]] = {
+    "extra": ExtraKeys,
+    "lora_id": int | None,
+    "session_id": str | None,
+    "block_hashes": list | tuple | None,
+    "will_return": Rule(
+        lambda hint: hint is None or hasattr(hint, "__float__"),
+        "True, False, a probability from 0 to 1, or None if nothing is known",
+    ),
 }
 
 
-def check_counts(**counts: int | None) -> None:
-    """Refuse a value that is no unsigned integer of 32 bits.
-
-    Raises:
-        InvalidValueError: The message names the count and its limits.
-    """
-    for name, count in counts.items():
-        if not _is_unsigned(count, bits=32):
-            raise InvalidValueError(f"{name} is {shown(count)}; expected 0 to {(1 << 32) - 1}")
-
-
-def check_optional_counts(**counts: int | None) -> None:
-    """Refuse a value that is neither None nor an unsigned integer of 32 bits.
-
-    Raises:
-        InvalidValueError: The message names the count and its limits.
-    """
-    check_counts(**{name: count for name, count in counts.items() if count is not None})
-
-
-def _is_unsigned(value: int | None, *, bits: int) -> bool:
-    try:
-        return value is not None and 0 <= index(value) < 1 << bits
-    except TypeError:
-        return False
-
-
-def check_each(name: str, counts: Iterable[int]) -> None:
-    """Refuse values of which one is no unsigned integer of 32 bits.
-
-    Raises:
-        InvalidValueError: The message names the first such value and its limits.
-    """
+def check_counts(name: str, counts: Iterable[int]) -> None:
+    """Refuse values of which one is no unsigned integer of 32 bits, by the name of one."""
     try:
         array("I", counts)  # There may be thousands: much faster than to find the extremes.
     except _NOT_COUNTS:
-        if not isinstance(counts, Iterable):
-            raise InvalidValueError(f"{name}s are {shown(counts)}; expected a list") from None
-        for count in counts:
-            check_counts(**{name: count})
+        check_each(name, counts, COUNT)
 
 
 def check_requests(name: str, requests: Iterable[int]) -> None:
-    """Refuse values of which one cannot be the number of a request.
-
-    Raises:
-        InvalidValueError: The message names the first such value.
-    """
+    """Refuse values of which one cannot be the number of a request."""
     try:
         array("Q", requests)
     except _NOT_COUNTS:
-        if not isinstance(requests, Iterable):
-            raise InvalidValueError(f"{name} is {shown(requests)}; expected numbers") from None
-        for request in requests:
-            if not _is_unsigned(request, bits=64):
-                said = f"{name} has request {shown(request)}; expected a number that add returned"
-                raise InvalidValueError(said) from None
+        check_each(f"{name}: request", requests, _REQUEST)
 
 
-def check_group(group: int, num_groups: int) -> None:
-    """Refuse a group that the cache does not have.
-
-    Raises:
-        InvalidValueError: The message names the group, and how many groups there are.
-    """
-    if not _is_unsigned(group, bits=32) or group >= num_groups:
-        raise InvalidValueError(f"group is {shown(group)}; the cache has {num_groups}")
-
-
-def check_hash(block_hash: bytes) -> None:
-    """Refuse a hash that is not bytes.
-
-    Raises:
-        InvalidValueError: The message shows the value.
-    """
-    check_kind("block_hash", block_hash, bytes)
+def group_of(num_groups: int) -> Rule:
+    """Return the rule of groups that a cache with so many has."""
+    return whole(0, num_groups - 1)._replace(expected=f"one of the {num_groups} of the cache")
 
 
 def check_needs(needs: Sequence[Need], num_groups: int) -> None:
-    """Refuse a need with a value that is no count, or with a group that the cache does not have.
-
-    Raises:
-        InvalidValueError: The message names the value and its limits.
-    """
-    check_kind("needs", needs, Sequence)
+    """Refuse a need with a value that is no count, or a group that the cache does not have."""
+    check("needs", needs, Sequence)
     for number, need in enumerate(needs):
-        check_kind(f"needs[{number}]", need, Need)
-        check_fields(need, _KINDS_OF_NEED)
-        check_requests(f"needs[{number}]", (need.request,))
-        check_counts(**{name: getattr(need, name) for name in _COUNTS_OF_NEED})
-        check_optional_counts(**{name: getattr(need, name) for name in _OPTIONAL_COUNTS_OF_NEED})
-        for group in need.loading_groups:
-            check_group(group, num_groups)
+        check(f"needs[{number}]", need, Need)
+        check_fields(need, _NEED, prefix=f"needs[{number}].")
+        check_each(f"needs[{number}]: group", need.loading_groups, group_of(num_groups))
         if need.match is not None:
-            check_counts(**need.match._asdict())
+            check_fields(need.match, dict.fromkeys(Match._fields, COUNT))
 
 
-def check_new(
-    *,
-    extra: ExtraKeys = NO_EXTRA_KEYS,
-    lora_id: int | None = None,
-    session_id: str | None = None,
-    block_hashes: Sequence[bytes] | None = None,
-    will_return: float | None = None,
-) -> None:
-    """Refuse what no request has.
-
-    Raises:
-        InvalidValueError: The message names the value and what was expected.
-    """
-    check_kind("extra", extra, ExtraKeys)
-    check_kind("lora_id", lora_id, int | None)
-    check_kind("session_id", session_id, str | None)
-    check_kind("block_hashes", block_hashes, list | tuple | None)
-    for number, block_hash in enumerate(block_hashes or ()):
-        check_kind(f"block_hashes[{number}]", block_hash, bytes)
-    if will_return is not None and not hasattr(will_return, "__float__"):
-        msg = (
-            f"will_return is {shown(will_return)}; expected True, False, a probability from 0 to "
-            "1, or None if nothing is known"
-        )
-        raise InvalidValueError(msg)
+def check_new(**given: object) -> None:
+    """Refuse what no request has; the arguments are those of `CacheManager.add`."""
+    for name, value in given.items():
+        check(name, value, _NEW[name])
+        if name == "block_hashes" and isinstance(value, Sequence):
+            for number, block_hash in enumerate(value):
+                check(f"block_hashes[{number}]", block_hash, bytes)

@@ -6,9 +6,10 @@ Most calls walk the whole cache.
 from collections.abc import Sequence
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import check_group
+from kvbraid.cache.counts import group_of
 from kvbraid.cache.step import Checkpoint, Cursor
 from kvbraid.ids import BlockId
+from kvbraid.reading import check
 
 
 class CacheDebug:
@@ -16,7 +17,7 @@ class CacheDebug:
 
     def __init__(self, core: CacheCore, *, num_groups: int) -> None:
         self._core = core
-        self._num_groups = num_groups
+        self._group = group_of(num_groups)
 
     def cached(self) -> dict[tuple[int, bytes], list[BlockId]]:
         """Return every block that a hash finds: (group, hash) to its copies, oldest first."""
@@ -64,7 +65,7 @@ class CacheDebug:
         Raises:
             InvalidValueError: The group does not exist.
         """
-        check_group(group, self._num_groups)
+        check("group", group, self._group)
         return self._core.kept_blocks(group, blocks, boundaries)
 
     def memory_bytes(self) -> int:

@@ -18,9 +18,9 @@ back.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvbraid.cache.counts import check_each, check_requests
+from kvbraid.cache.counts import check_counts, check_requests
 from kvbraid.ids import BlockId
-from kvbraid.kinds import check_fields
+from kvbraid.reading import check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class Recovery:
 
     def __post_init__(self) -> None:
         for blocks in (self.forget, self.hold):
-            check_each("block_id", blocks)
+            check_counts("block_id", blocks)
         check_fields(self, dict.fromkeys(("commit", "rewind", "zero"), Mapping))
         check_requests("Recovery.preempt", self.preempt)
         for name in ("commit", "rewind", "zero"):
             part = getattr(self, name)
             check_requests(f"Recovery.{name}", part)
-            check_each("num_tokens", part.values())
+            check_counts("num_tokens", part.values())

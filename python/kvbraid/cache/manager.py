@@ -16,7 +16,7 @@ from typing import Self
 from kvbraid._native import CacheCore
 from kvbraid.cache.chunk import Position, rules_of
 from kvbraid.cache.config import CacheConfig
-from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_needs, check_new
+from kvbraid.cache.counts import NOT_TAKEN, check_needs, check_new
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.failed_loads import Recovery
@@ -37,7 +37,7 @@ from kvbraid.cache.tables import RequestTables
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
-from kvbraid.kinds import check_fields, check_kind
+from kvbraid.reading import COUNT, check, check_fields
 
 
 class CacheManager:
@@ -66,7 +66,7 @@ class CacheManager:
     """
 
     def __init__(self, config: CacheConfig) -> None:
-        check_kind("config", config, CacheConfig)
+        check("config", config, CacheConfig)
         self.config = config
         self.num_groups = len(config.topology.groups)
         self._stand_on(CacheCore(config))
@@ -118,7 +118,7 @@ class CacheManager:
                 `will_return` is no probability.
         """
         count = _length(tokens) if num_prompt_tokens is None else num_prompt_tokens
-        check_counts(num_prompt_tokens=count)
+        check("num_prompt_tokens", count, COUNT)
         labels = Labels(lora_id, session_id, will_return)
         try:
             return self._core.add(tokens, count, extra, labels, block_hashes)
@@ -162,8 +162,9 @@ class CacheManager:
                 that were neither taken back nor appended.
         """
         most = budget if max_chunk_tokens is None else max_chunk_tokens
-        check_counts(budget=budget, max_chunk_tokens=most)
-        check_kind("match", match, Match | None)
+        check("budget", budget, COUNT)
+        check("max_chunk_tokens", most, COUNT)
+        check("match", match, Match | None)
         match = match or NO_MATCH
         computed, num_prompt_tokens, num_tokens, junction = self._core.progress(request)
         start = computed + match.num_tokens
@@ -215,7 +216,7 @@ class CacheManager:
             done = self._core.allocate(needs, reserved_blocks)
         except NOT_TAKEN:
             check_needs(needs, self.num_groups)
-            check_counts(reserved_blocks=reserved_blocks)
+            check("reserved_blocks", reserved_blocks, COUNT)
             raise
         return self._allocation(*done)
 
@@ -277,7 +278,7 @@ class CacheManager:
             UnknownError: The request is not known.
             InvalidValueError: `num_tokens` is more than are computed.
         """
-        check_counts(num_tokens=num_tokens)
+        check("num_tokens", num_tokens, COUNT)
         self._core.commit(request, num_tokens)
 
     def free_skipped(self, request: int, num_processed_tokens: int) -> None:
@@ -286,7 +287,7 @@ class CacheManager:
         Raises:
             UnknownError: The request is not known.
         """
-        check_counts(num_processed_tokens=num_processed_tokens)
+        check("num_processed_tokens", num_processed_tokens, COUNT)
         self._core.free_skipped(request, num_processed_tokens)
 
     def roll_back(self, request: int, num_computed_tokens: int) -> None:
@@ -299,7 +300,7 @@ class CacheManager:
                 what is read, or a state has moved on by more than `num_speculative_blocks` tokens
                 of the last step. In the vLLM dialect nothing of this is refused.
         """
-        check_counts(num_computed_tokens=num_computed_tokens)
+        check("num_computed_tokens", num_computed_tokens, COUNT)
         self._core.roll_back(request, num_computed_tokens)
 
     def truncate(self, request: int, num_tokens: int) -> None:
@@ -309,7 +310,7 @@ class CacheManager:
             UnknownError: The request is not known.
             InvalidValueError: The prompt, or blocks that other requests can find, would be cut.
         """
-        check_counts(num_tokens=num_tokens)
+        check("num_tokens", num_tokens, COUNT)
         self._core.truncate(request, num_tokens)
 
     # A request ends.
@@ -369,7 +370,7 @@ class CacheManager:
             InvalidValueError: A single call would refuse a value, or the parts contradict each
                 other; the message names the request or the block, and the remedy.
         """
-        check_kind("recovery", recovery, Recovery)
+        check("recovery", recovery, Recovery)
         try:
             self._core.recover(recovery)
         except NOT_TAKEN:
@@ -387,7 +388,7 @@ class CacheManager:
             InvalidValueError: The token is inside a block, or somebody else holds a block or finds
                 it by a hash.
         """
-        check_counts(start_token=start_token)
+        check("start_token", start_token, COUNT)
         self._core.record_blocks_for_zeroing(request, start_token)
 
     # At the end of a step.
@@ -418,7 +419,7 @@ class CacheManager:
             UnknownError: The request is not known.
             NotHeldError: The hit is not held.
         """
-        check_counts(num_tokens=num_tokens)
+        check("num_tokens", num_tokens, COUNT)
         return self._core.hit_blocks(request, num_tokens)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
@@ -426,7 +427,7 @@ class CacheManager:
 
         What is reserved for it counts, which may be a little more than it takes in the end.
         """
-        check_counts(num_tokens=num_tokens)
+        check("num_tokens", num_tokens, COUNT)
         return self._core.blocks_for(num_tokens) < self.config.num_blocks
 
     def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:

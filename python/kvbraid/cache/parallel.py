@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Final
 
 from kvbraid.errors import InvalidValueError
+from kvbraid.reading import POSITIVE, check
 from kvbraid.spec import GroupSpec, SpecKind
 
 
@@ -53,8 +54,7 @@ def check_ranks(ranks: Mapping[str, int], groups: Sequence[tuple[GroupSpec, Shar
         InvalidValueError: The message names the group, what is admitted, and the remedy.
     """
     for name, num_ranks in ranks.items():
-        if num_ranks < 1:
-            raise InvalidValueError(f"{name} is {num_ranks} ranks; expected at least 1")
+        check(name, num_ranks, POSITIVE)
         if num_ranks == 1:
             continue
         for index, (group, share) in enumerate(groups):

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import check_counts, check_each, check_group, check_hash
+from kvbraid.cache.counts import check_counts, group_of
 from kvbraid.cache.step import BlockInfo
 from kvbraid.ids import BlockId
+from kvbraid.reading import COUNT, check
 
 _NO_KEY: Final = (None, None, 0)
 
@@ -22,7 +23,7 @@ class BlockPool:
     def __init__(self, core: CacheCore, *, num_blocks: int, num_groups: int) -> None:
         self._core = core
         self.num_blocks = num_blocks
-        self._num_groups = num_groups
+        self._group = group_of(num_groups)
 
     @property
     def num_free(self) -> int:
@@ -51,7 +52,7 @@ class BlockPool:
         Raises:
             InvalidValueError: Fewer than `count` blocks are free; nothing has changed.
         """
-        check_counts(count=count)
+        check("count", count, COUNT)
         return self._core.take_blocks(count)
 
     def hold(self, block_ids: Sequence[BlockId]) -> None:
@@ -60,7 +61,7 @@ class BlockPool:
         Raises:
             InvalidValueError: A block does not exist; nothing has changed.
         """
-        check_each("block_id", block_ids)
+        check_counts("block_id", block_ids)
         self._core.hold_blocks(block_ids)
 
     def free(self, block_ids: Sequence[BlockId]) -> None:
@@ -71,7 +72,7 @@ class BlockPool:
                 request's references are given back by `release`, `preempt` or `free_skipped`.
                 Nothing has changed.
         """
-        check_each("block_id", block_ids)
+        check_counts("block_id", block_ids)
         self._core.free_blocks(block_ids)
 
     # Hashes.
@@ -91,9 +92,10 @@ class BlockPool:
             InvalidValueError: The block or the group does not exist, the block is the null block,
                 or no engine's hashes have the length of this one.
         """
-        check_counts(block_id=block_id, num_tokens=num_tokens)
-        check_group(group, self._num_groups)
-        check_hash(block_hash)
+        check("block_id", block_id, COUNT)
+        check("num_tokens", num_tokens, COUNT)
+        check("group", group, self._group)
+        check("block_hash", block_hash, bytes)
         self._core.register(block_id, group, block_hash, num_tokens)
 
     def unregister(self, block_id: BlockId, group: int, block_hash: bytes) -> bool:
@@ -105,9 +107,9 @@ class BlockPool:
             InvalidValueError: The group does not exist, or no engine's hashes have the length of
                 this one.
         """
-        check_counts(block_id=block_id)
-        check_group(group, self._num_groups)
-        check_hash(block_hash)
+        check("block_id", block_id, COUNT)
+        check("group", group, self._group)
+        check("block_hash", block_hash, bytes)
         return self._core.unregister(block_id, group, block_hash)
 
     def holders(self, group: int, block_hash: bytes) -> list[BlockId]:
@@ -117,8 +119,8 @@ class BlockPool:
             InvalidValueError: The group does not exist, or no engine's hashes have the length of
                 this one.
         """
-        check_group(group, self._num_groups)
-        check_hash(block_hash)
+        check("group", group, self._group)
+        check("block_hash", block_hash, bytes)
         return self._core.holders(group, block_hash)
 
     def describe(self, block_ids: Sequence[BlockId]) -> list[BlockInfo]:
@@ -127,7 +129,7 @@ class BlockPool:
         Raises:
             InvalidValueError: A block does not exist.
         """
-        check_each("block_id", block_ids)
+        check_counts("block_id", block_ids)
         infos = self._core.describe(block_ids)
         return [BlockInfo(references, *(key or _NO_KEY)) for references, key in infos]
 
@@ -137,5 +139,5 @@ class BlockPool:
         Raises:
             InvalidValueError: A block does not exist.
         """
-        check_each("block_id", block_ids)
+        check_counts("block_id", block_ids)
         self._core.forget(block_ids)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from kvbraid.errors import InvalidValueError
-from kvbraid.kinds import check_fields, check_kind
 from kvbraid.models import PrefillCost
+from kvbraid.reading import check, check_fields, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,7 @@ class Interval:
     tokens: int
 
     def __post_init__(self) -> None:
-        check_fields(self, {"tokens": int})
-        if self.tokens < 0:
-            raise InvalidValueError(f"an interval of {self.tokens} tokens; expected 0 or more")
+        check_fields(self, {"tokens": whole()})
 
 
 class EvictionPolicy(Enum):
@@ -72,10 +69,8 @@ class ByValue:
     policy: EvictionPolicy | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, {"interval": int, "cost": PrefillCost})
-        if self.interval < 0:
-            raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
-        check_kind("ByValue.policy", self.policy, EvictionPolicy | None)
+        check("ByValue.interval", self.interval, whole())
+        check_fields(self, {"cost": PrefillCost, "policy": EvictionPolicy | None})
 
     def aligned(self, alignment: int) -> "ByValue":
         """Return a copy whose interval is a multiple of `alignment` tokens.

@@ -12,9 +12,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_each
+from kvbraid.cache.counts import NOT_TAKEN, check_counts
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.ids import BlockId
+from kvbraid.reading import COUNT, check
 
 
 class TableEntry(NamedTuple):
@@ -102,7 +103,7 @@ class RequestTables:
         Raises:
             InvalidValueError: A block does not exist.
         """
-        check_each("block_id", block_ids)
+        check_counts("block_id", block_ids)
         blocks, ends, requests, groups, positions = self._core.requests_of(block_ids)
         return Places(
             block_ids=memoryview(blocks).cast("I"),
@@ -146,9 +147,9 @@ class RequestTables:
         if len(most) != len(requests):
             msg = f"{len(most)} limits for {len(requests)} requests; give one for each"
             raise InvalidValueError(msg)
-        check_each("block_id", bad)
-        check_each("limit", [limit for limit in most if limit is not None])
-        check_counts(max_refusals=max_refusals)
+        check_counts("block_id", bad)
+        check_counts("limit", [limit for limit in most if limit is not None])
+        check("max_refusals", max_refusals, COUNT)
         pairs = list(zip(requests, most, strict=True))
         try:
             points = self._core.resume_points(pairs, bad, drops_unit, max_refusals)
@@ -174,5 +175,5 @@ class RequestTables:
             NotHeldError: The request has states, or a window or chunk has given back a block that
                 would be read or written again: preempt the request, then match again.
         """
-        check_counts(num_tokens=num_tokens)
+        check("num_tokens", num_tokens, COUNT)
         self._core.rewind(request, num_tokens)

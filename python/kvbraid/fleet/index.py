@@ -29,7 +29,7 @@ from kvbraid.fleet.registration import NOT_TAKEN, PodRegistration, pass_to_core
 from kvbraid.fleet.request import Request
 from kvbraid.fleet.weights import TIER_WEIGHTS, check_weights
 from kvbraid.ids import GroupId, PodId, PodState, Tier
-from kvbraid.kinds import check_kind
+from kvbraid.reading import POSITIVE, check, whole
 from kvbraid.spec import SpecKind, Topology
 
 if TYPE_CHECKING:
@@ -80,15 +80,11 @@ class IndexOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that no index can work with."""
-        if not 1 <= self.max_ranks <= MOST_RANKS:
-            msg = f"max_ranks = {self.max_ranks}; it must be from 1 to {MOST_RANKS}"
-            raise InvalidValueError(msg)
+        check("max_ranks", self.max_ranks, whole(1, MOST_RANKS))
         if self.secret is not None and len(self.secret) != SECRET_BYTES:
             msg = f"secret has {len(self.secret)} bytes; it must have {SECRET_BYTES}, or be None"
             raise InvalidValueError(msg)
-        if self.canonical_block_size < 1:
-            msg = f"canonical_block_size = {self.canonical_block_size}; it must be 1 token or more"
-            raise InvalidValueError(msg)
+        check("canonical_block_size", self.canonical_block_size, POSITIVE)
         check_weights(self.tier_weights)
 
     @property
@@ -102,7 +98,7 @@ class FleetIndex:
     """Knows what every pod holds, from the pods' own events, and what a request can reuse."""
 
     def __init__(self, options: IndexOptions | None = None) -> None:
-        check_kind("options", options, IndexOptions | None)
+        check("options", options, IndexOptions | None)
         self._core = FleetCore(options or IndexOptions())
         self._ranks: dict[PodId, int] = {}  # Of the pods registered.
 
@@ -124,9 +120,7 @@ class FleetIndex:
         Raises:
             InvalidValueError: No engine can have the topology, or there is not even one rank.
         """
-        if dp_size < 1:
-            msg = f"pod {pod!r}: dp_size = {dp_size}; a pod has at least one rank"
-            raise InvalidValueError(msg)
+        check(f"dp_size of pod {pod!r}", dp_size, POSITIVE)
         known = topology or Topology(groups=())
         registration = PodRegistration(model, dp_size, known, engine, dict(loras or {}))
         pass_to_core(registration, partial(self._core.register, pod))
@@ -151,7 +145,7 @@ class FleetIndex:
         try:
             return Applied._make(self._core.apply(pod, dp_rank, payload))
         except NOT_TAKEN:
-            check_kind("payload", payload, bytes)
+            check("payload", payload, bytes)
             raise
 
     def apply_many(
@@ -190,7 +184,7 @@ class FleetIndex:
             UnknownError: The pod is not registered.
             InvalidValueError: `state` is not a `PodState`.
         """
-        check_kind("state", state, PodState)
+        check("state", state, PodState)
         self._core.set_state(pod, dp_rank, state.value, reason)
 
     def note_refused(self, pod: PodId, reason: str, *, dp_rank: int = 0) -> None:

@@ -8,12 +8,19 @@ from typing import Final, NamedTuple
 
 from kvbraid._native import FleetCore
 from kvbraid.engine import EngineProfile
-from kvbraid.fleet.fields import refuse_registration
-from kvbraid.kinds import check_fields
+from kvbraid.fleet.fields import TEXT
+from kvbraid.reading import Kind, check_each, check_fields, whole
 from kvbraid.spec import Topology
 
 NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
 """The errors that the conversion of a value raises if no field can have that value."""
+
+_FIELDS: Final[dict[str, Kind]] = {
+    "model": TEXT,
+    "dp_size": whole(1, (1 << 32) - 1),
+    "topology": Topology,
+    "engine": EngineProfile,
+}
 
 
 class PodRegistration(NamedTuple):
@@ -41,6 +48,7 @@ def pass_to_core(registration: PodRegistration, take: Callable[[PodRegistration]
     try:
         take(registration)
     except NOT_TAKEN:
-        refuse_registration(registration.model, registration.dp_size, registration.loras)
-        check_fields(registration, {"topology": Topology, "engine": EngineProfile})
+        check_fields(registration, _FIELDS, prefix="")
+        for pair in registration.loras.items():
+            check_each("loras: name or path", pair, TEXT)
         raise

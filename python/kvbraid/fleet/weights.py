@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, shown
 from kvbraid.ids import Tier
+from kvbraid.reading import Rule, check
 
 TIER_WEIGHTS: Final[Mapping[Tier, float]] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.STORAGE: 0.5}
 
@@ -19,20 +19,18 @@ def check_weights(weights: Mapping[Tier, float] | None) -> None:
         InvalidValueError: It is not a mapping, or has no such tier or weight; the message names
             which.
     """
-    given: object = weights
-    if given is None:
-        return
-    if not isinstance(given, Mapping):
-        msg = f"tier_weights is {shown(given)}; expected a mapping of Tier to a number, or None"
-        raise InvalidValueError(msg)
-    for tier, weight in given.items():
-        if not isinstance(tier, Tier):
-            known = ", ".join(map(str, Tier))
-            msg = f"tier_weights has the key {shown(tier)}; expected one of {known}"
-            raise InvalidValueError(msg)
-        if not (isinstance(weight, int | float) and 0 <= weight <= MOST_WEIGHT):
-            msg = (
-                f"tier_weights[{tier}] is {shown(weight)}; "
-                f"expected a number from 0 to {MOST_WEIGHT}"
-            )
-            raise InvalidValueError(msg)
+    check("tier_weights", weights, _WEIGHTS)
+    for tier, weight in (weights or {}).items():
+        check("tier_weights: key", tier, _TIER)
+        check(f"tier_weights[{tier}]", weight, _WEIGHT)
+
+
+_WEIGHTS: Final = Rule(
+    lambda given: given is None or isinstance(given, Mapping),
+    "a mapping of Tier to a number, or None",
+)
+_TIER: Final = Rule(lambda key: isinstance(key, Tier), f"one of {', '.join(map(str, Tier))}")
+_WEIGHT: Final = Rule(
+    lambda weight: isinstance(weight, int | float) and 0 <= weight <= MOST_WEIGHT,
+    f"a number from 0 to {MOST_WEIGHT}",
+)

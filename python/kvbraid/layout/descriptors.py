@@ -12,12 +12,12 @@ module needs numpy and moves nothing.
 """
 
 from collections.abc import Iterable, Sequence, Sized
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.extras import require_torch
 from kvbraid.layout.plan import NULL_BLOCK, ByteRun, MemoryPlan, PlannedGroup, Reference
-from kvbraid.layout.sizes import check_size, is_size
+from kvbraid.reading import OFFSET, check, check_each, one_of
 
 require_torch("kvbraid.layout.descriptors", "numpy")
 
@@ -60,10 +60,8 @@ class Descriptors:
         if plan.num_blocks is None:
             msg = "the plan has no number of blocks; plan with num_blocks or memory_bytes"
             raise InvalidValueError(msg)
-        if how not in ("exact", "whole"):
-            msg = f"how = {shown(how)}; expected 'exact' or 'whole'"
-            raise InvalidValueError(msg)
-        check_size("device", device, 0)
+        check("how", how, one_of(get_args(How)))
+        check("device", device, OFFSET)
         self.num_blocks: Final = plan.num_blocks
         self._starts = _starts(plan, bases)
         self._sizes = [buffer.block_bytes * plan.num_blocks for buffer in plan.buffers]
@@ -211,10 +209,7 @@ def progressions(runs: Iterable[ByteRun]) -> list[Progression]:
 def _starts(plan: MemoryPlan, bases: int | Sequence[int]) -> list[int]:
     """Return the address of each buffer."""
     given = list(bases) if isinstance(bases, Sequence) else [bases]
-    for base in given:
-        if not is_size(base, 0):
-            msg = f"base = {shown(base)}; expected an address, at least 0 and below 2**63"
-            raise InvalidValueError(msg)
+    check_each("base", given, OFFSET)
     if isinstance(bases, Sequence):
         if len(given) != len(plan.buffers):
             msg = f"{len(given)} bases for {len(plan.buffers)} buffers; give one, or one for each"

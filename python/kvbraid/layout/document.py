@@ -20,16 +20,15 @@ from msgspec.structs import asdict
 from kvbraid.errors import LayoutError, shown
 from kvbraid.layout.check import check_integrity
 from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, View
-from kvbraid.layout.sizes import MAX_NUMBER
 from kvbraid.models.shapes import ELEMENT_BYTES
-from kvbraid.reading import Fields, read_into
+from kvbraid.reading import MAX_SIZE, Fields, read_into
 from kvbraid.spec import SpecKind
 
 VERSION: Final = 1
 """Of the meaning of the bytes: part of every fingerprint."""
 
-_Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
-_Size = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+_Number = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
+_Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
 
 
 _Fields = TypeVar("_Fields", bound=Fields)

@@ -16,8 +16,8 @@ from math import prod
 from typing import Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, UnknownError
-from kvbraid.layout.sizes import is_size
 from kvbraid.models.shapes import ELEMENT_BYTES
+from kvbraid.reading import OFFSET, SIZE, size
 from kvbraid.spec import SpecKind
 
 NULL_BLOCK: Final = 0
@@ -25,6 +25,10 @@ NULL_BLOCK: Final = 0
 
 MIN_BLOCKS: Final = 2
 """The null block, and one that a request can have."""
+
+NUM_BLOCKS: Final = size(MIN_BLOCKS)._replace(
+    expected=f"a whole number below 2**63, at least {MIN_BLOCKS}, as block 0 is the null block"
+)
 
 BASE_ALIGNMENT: Final = 512
 """Bytes of which each buffer's start is a multiple: direct I/O to disks needs as much."""
@@ -176,7 +180,7 @@ class Buffer:
             )
             raise InvalidValueError(msg)
         heads, *inside = [size or 1 for size in self.shape[1:]]
-        if not (is_size(first, 0) and is_size(count) and first + count <= heads):
+        if not (OFFSET.fits(first) and SIZE.fits(count) and first + count <= heads):
             msg = f"{count} heads from {first} on; the buffer has heads 0 to {heads - 1}"
             raise InvalidValueError(msg)
         each = prod(inside)  # Not a part of `block_bytes`, which may end in padding.

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias, cast
 
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.models.cache_types import DTYPES, CacheType, cache_type, plain
+from kvbraid.reading import check, one_of
 
 FieldNames: TypeAlias = tuple[str, ...]
 Default: TypeAlias = "int | str | Callable[[ConfigReader], int | str]"
@@ -65,9 +66,7 @@ class ConfigReader:
         cache_dtype: str | None = None,
         state_dtype: str | None = None,
     ) -> None:
-        if state_dtype is not None and state_dtype not in DTYPES:
-            msg = f"state_dtype = {shown(state_dtype)}; expected one of {', '.join(DTYPES)}"
-            raise InvalidValueError(msg)
+        check("state_dtype", state_dtype, one_of(DTYPES).or_none())
         self.model_type = model_type
         self.assumed: dict[str, object] = {}
         self._values = values

@@ -16,6 +16,7 @@ from kvbraid.models.packing import packed_groups
 from kvbraid.models.pages import CacheLayer, Page, covering_block
 from kvbraid.models.read import engine_layers
 from kvbraid.models.shapes import Heads, Shape
+from kvbraid.reading import POSITIVE, check, check_fields
 
 DEFAULT_BLOCK_SIZE: Final = 16
 
@@ -45,11 +46,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that no engine starts with."""
-        for name in ("block_size", "kernel_block_size", "num_ranks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                msg = f"{name} = {value}; it must be at least 1"
-                raise InvalidValueError(msg)
+        check("block_size", self.block_size, POSITIVE.or_none())
+        check_fields(self, dict.fromkeys(("kernel_block_size", "num_ranks"), POSITIVE), prefix="")
         if self.block_size is not None and self.block_size % self.kernel_block_size:
             msg = (
                 f"block_size = {self.block_size} tokens; expected a multiple of the kernel's "

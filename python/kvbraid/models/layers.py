@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kvbraid.errors import InvalidValueError
 from kvbraid.models.shapes import Shape
+from kvbraid.reading import POSITIVE, check
 from kvbraid.spec import SpecKind
 
 
@@ -36,9 +37,7 @@ class LayerSpec:
 
     def page_bytes(self, block_size: int) -> int:
         """Bytes of one block of this layer; a recurrent state fills one block of any size."""
-        if block_size < 1:
-            msg = f"block_size = {block_size} tokens; it must be at least 1"
-            raise InvalidValueError(msg)
+        check("block_size", block_size, POSITIVE)
         if self.kv_bytes_per_token is not None:
             return self.kv_bytes_per_token * block_size
         assert self.state_bytes is not None

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, TypeAlias
 
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError
+from kvbraid.reading import check, one_of
 
 ELEMENT_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -186,7 +187,4 @@ def _length(parts: tuple[StatePart, ...]) -> int:
 
 
 def _check_dtype(what: str, dtype: str) -> None:
-    if dtype not in ELEMENT_BYTES:
-        expected = ", ".join(ELEMENT_BYTES)
-        msg = f"the type of {what} is {shown(dtype)}; expected one of {expected}"
-        raise InvalidValueError(msg)
+    check(f"the type of {what}", dtype, one_of(ELEMENT_BYTES))

@@ -1,11 +1,11 @@
 """How a scheduler is set up. Frozen data, checked once against the cache that it serves."""
 
-from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvbraid.cache import CacheConfig, GroupOptions
 from kvbraid.errors import InvalidValueError
+from kvbraid.reading import COUNT, check_fields, one_of, whole
 from kvbraid.recovery.ledger.state import RecoveryOptions
 from kvbraid.spec import SpecKind
 
@@ -35,10 +35,7 @@ class SchedulerOptions(RecoveryOptions):
 
     def __post_init__(self) -> None:
         RecoveryOptions.__post_init__(self)
-        for name, allowed in _ALLOWED.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise InvalidValueError(f"{name} is {value!r}; expected one of {allowed}")
+        check_fields(self, _RULES, prefix="")
 
     def check(self, config: CacheConfig) -> None:
         """Raise InvalidValueError for drafts that state groups cannot take back."""
@@ -52,10 +49,10 @@ class SchedulerOptions(RecoveryOptions):
                 raise InvalidValueError(f"{what}; expected a state for each draft, and 1 step")
 
 
-_ALLOWED: Final[dict[str, Container[object]]] = {
-    "max_step_tokens": range(1, 1 << 32),
-    "max_running": range(1, 1 << 32),
-    "max_steps_in_flight": range(1, 3),
-    "num_lookahead_tokens": range(1 << 32),
-    "findable": ("computed", "scheduled"),
+_RULES: Final = {
+    "max_step_tokens": whole(1, (1 << 32) - 1),
+    "max_running": whole(1, (1 << 32) - 1),
+    "max_steps_in_flight": whole(1, 2),
+    "num_lookahead_tokens": COUNT,
+    "findable": one_of(("computed", "scheduled")),
 }

@@ -222,7 +222,9 @@ def test_an_interval_between_boundaries_is_refused() -> None:
 
 
 def test_a_negative_interval_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match=r"-8 tokens; expected 0 or more"):
+    with pytest.raises(
+        InvalidValueError, match=r"interval is -8; expected an integer of at least 0"
+    ):
         ByValue(interval=-8)
 
 

@@ -248,10 +248,10 @@ SIZE_FIELDS = ("block_size", "checkpoint_size", "alignment", "hash_block_size")
 
 @pytest.mark.parametrize("name", [*SIZE_FIELDS, "max_chunk_tokens", "checkpoint_alignment"])
 def test_a_size_that_no_cache_has_is_refused(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"{name} is -1 tokens; expected at least"):
+    with pytest.raises(InvalidValueError, match=f"{name} is -1; expected an integer of at least"):
         ChunkRules(**{**dict.fromkeys(SIZE_FIELDS, 1), name: -1})  # type: ignore[arg-type]
 
 
 def test_a_position_before_the_request_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="start is -1 tokens; expected at least 0"):
+    with pytest.raises(InvalidValueError, match="start is -1; expected an integer of at least 0"):
         replace(PROMPT, start=-1)

@@ -139,7 +139,7 @@ def test_a_window_that_is_gone_refuses_the_whole_recovery() -> None:
     ids=str,
 )
 def test_a_number_out_of_range_is_refused_when_the_recovery_is_made(parts: Any) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidValueError, match="expected 0 to 4294967295"):
+    with pytest.raises(InvalidValueError, match="expected an integer from 0 to 4294967295"):
         Recovery(**parts)
 
 

@@ -32,5 +32,5 @@ def test_variants_are_numbered_among_equal_groups() -> None:
 
 
 def test_a_variant_below_0_is_refused() -> None:
-    with pytest.raises(TopologyError, match="variant = -1"):
+    with pytest.raises(TopologyError, match="variant is -1"):
         replace(full(4), variant=-1)

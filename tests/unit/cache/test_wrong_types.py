@@ -60,15 +60,15 @@ CALLS: Final[dict[str, tuple[Call, str]]] = {
     "allocate a generator": (lambda c, r: c.allocate(need(n) for n in (r,)), "expected Sequence"),
     "allocate a mapping": (lambda c, r: c.allocate([{"request": r}]), r"needs\[0\] is {'request'"),
     "allocate a text": (lambda c, r: c.allocate([need(r, num_new_tokens="3")]), "tokens is '3'"),
-    "allocate for a text": (lambda c, _: c.allocate([need("r")]), "Need.request is 'r'"),  # type: ignore[arg-type]
+    "allocate for a text": (lambda c, _: c.allocate([need("r")]), r"needs\[0\].request is 'r'"),  # type: ignore[arg-type]
     "allocate nothing": (
         lambda c, r: c.allocate([need(r, num_new_tokens=None)]),
-        "num_new_tokens is None; expected 0 to 4294967295",
+        "num_new_tokens is None; expected an integer from 0 to 4294967295",
     ),
-    "allocate below zero": (lambda c, _: c.allocate([need(-1)]), r"needs\[0\] has request -1"),
+    "allocate below zero": (lambda c, _: c.allocate([need(-1)]), r"needs\[0\].request is -1"),
     "allocate beyond": (
         lambda c, _: c.allocate([need(1 << 64)]),
-        "has request 18446744073709551616",
+        "request is 18446744073709551616; expected a number that add returned",
     ),
     "allocate, loading": (lambda c, r: c.allocate([need(r, loading_groups=3)]), "groups is 3"),
     "allocate, delayed": (lambda c, r: c.allocate([need(r, delay_commit="yes")]), "expected bool"),
@@ -136,22 +136,23 @@ def test_a_number_of_a_need_that_is_none_is_named_with_its_value(name: str, valu
     if value is None and name in OPTIONAL:
         assert cache.allocate([need(request, **{name: value})]).num_fit == 1
         return
-    with pytest.raises(InvalidValueError, match=re.escape(f"{name} is {value!r}; expected 0 to")):
+    says = re.escape(f"{name} is {value!r}; expected an integer from 0 to 4294967295")
+    with pytest.raises(InvalidValueError, match=says):
         cache.allocate([need(request, **{name: value})])
-    with pytest.raises(InvalidValueError, match=re.escape(f"{name} is {value!r}; expected 0 to")):
+    with pytest.raises(InvalidValueError, match=says):
         cache.blocks_needed(need(request, **{name: value}))
 
 
 RECOVERIES: Final[dict[str, tuple[Values, str]]] = {
     "forgets None": ({"forget": [None]}, "block_id is None"),
-    "preempts a text": ({"preempt": "x"}, "Recovery.preempt has request 'x'"),
-    "preempts nothing": ({"preempt": None}, "Recovery.preempt is None; expected numbers"),
-    "preempts below zero": ({"preempt": [0, -1]}, "Recovery.preempt has request -1"),
-    "commits for a text": ({"commit": {"a": 1}}, "Recovery.commit has request 'a'"),
+    "preempts a text": ({"preempt": "x"}, "Recovery.preempt: request is 'x'"),
+    "preempts nothing": ({"preempt": None}, "requests are None; expected a list"),
+    "preempts below zero": ({"preempt": [0, -1]}, "Recovery.preempt: request is -1"),
+    "commits for a text": ({"commit": {"a": 1}}, "Recovery.commit: request is 'a'"),
     "commits None": ({"commit": {0: None}}, "num_tokens is None"),
-    "rewinds half a request": ({"rewind": {1.5: 2}}, r"Recovery.rewind has request 1\.5"),
+    "rewinds half a request": ({"rewind": {1.5: 2}}, r"Recovery.rewind: request is 1\.5"),
     "rewinds to None": ({"rewind": {0: None}}, "num_tokens is None"),
-    "zeroes for None": ({"zero": {None: 2}}, "Recovery.zero has request None"),
+    "zeroes for None": ({"zero": {None: 2}}, "Recovery.zero: request is None"),
     "zeroes from None": ({"zero": {0: None}}, "num_tokens is None"),
 }
 
@@ -180,7 +181,7 @@ CONFIGS: Final[dict[str, tuple[Callable[[], object], str]]] = {
     "an alignment": (lambda: Topology(groups=(), alignment="4"), "alignment is '4'"),  # type: ignore[arg-type]
     "no configuration": (lambda: CacheManager(None), "config is None"),  # type: ignore[arg-type]
     "a topology": (lambda: of(topology=[full(4)]), "expected Topology"),
-    "blocks": (lambda: of(num_blocks="5"), "num_blocks is '5'; expected int"),
+    "blocks": (lambda: of(num_blocks="5"), "num_blocks is '5'; expected an integer"),
     "half a block": (lambda: of(num_blocks=5.5), r"num_blocks is 5\.5"),
     "too many blocks": (lambda: of(num_blocks=1 << 33), "num_blocks is 8589934592"),
     "a dialect": (lambda: of(dialect="vllm"), "as EngineDialect.VLLM"),

@@ -100,7 +100,7 @@ def test_unknown_names_are_errors_that_show_them() -> None:
 
 def test_a_pod_needs_a_rank_and_a_possible_topology() -> None:
     index = FleetIndex()
-    with pytest.raises(InvalidValueError, match="dp_size = 0"):
+    with pytest.raises(InvalidValueError, match="dp_size of pod 'a' is 0"):
         index.register(POD, model="m", dp_size=0)
     with pytest.raises(InvalidValueError, match="block_size 4"):
         index.register(POD, model="m", topology=replace(HYBRID, hash_block_size=3))

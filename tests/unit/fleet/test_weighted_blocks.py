@@ -327,7 +327,7 @@ def test_the_json_answer_says_unknown_for_a_row_without_a_score() -> None:
 
 
 def test_a_canonical_block_has_at_least_one_token() -> None:
-    with pytest.raises(InvalidValueError, match="canonical_block_size = 0"):
+    with pytest.raises(InvalidValueError, match="canonical_block_size is 0"):
         IndexOptions(canonical_block_size=0)
 
 
@@ -340,7 +340,7 @@ WRONG_WEIGHTS: Any = {
     "text": ({Tier.CPU: "1"}, f"tier_weights[Tier.CPU] is '1'; {NO_NUMBER}"),
     "no tier": (
         {"hbm": 1.0},
-        "tier_weights has the key 'hbm'; expected one of Tier.GPU, Tier.CPU, Tier.STORAGE",
+        "tier_weights: key is 'hbm'; expected one of Tier.GPU, Tier.CPU, Tier.STORAGE",
     ),
     "no mapping": (
         [1.0],

@@ -306,8 +306,8 @@ def test_an_alignment_is_kept_by_every_view_or_refused() -> None:
     ("change", "message"),
     [
         ({"name": ""}, "without a name"),
-        ({"kernel_block": 0}, "kernel_block = 0"),
-        ({"alignment": -1}, "alignment = -1"),
+        ({"kernel_block": 0}, "kernel_block is 0"),
+        ({"alignment": -1}, "alignment is -1"),
         ({"page": MAMBA}, "a geometry, but no keys and values"),
         ({"page": RING}, "a geometry, but no keys and values"),
         ({"page": replace(FULL, shape=replace(HEADS, num=0))}, "a page without bytes"),
@@ -328,7 +328,7 @@ def test_a_layer_that_no_engine_has_is_refused(change: dict[str, Any], message: 
         ({"tokens": 4}, "among the 4 of the shape"),
         ({"order": (0, 1, 2, 2)}, "expected an order of the 4 dimensions"),
         ({"with_layers": (0, 1, 2, 3)}, "expected an order of 0"),
-        ({"dtype": "float64"}, "dtype = 'float64'"),
+        ({"dtype": "float64"}, "dtype is 'float64'"),
     ],
 )
 def test_a_geometry_that_describes_no_memory_is_refused(

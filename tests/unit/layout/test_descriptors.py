@@ -194,10 +194,10 @@ def test_ids_that_nobody_may_move_are_refused(block_ids: list[Any], message: str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bases": -1}, "base = -1; expected an address"),
-        ({"bases": 1 << 64}, "base = 18446744073709551616; expected an address"),
-        ({"bases": 0, "device": -1}, "device = -1"),
-        ({"bases": 0, "how": "fast"}, "how = 'fast'; expected 'exact' or 'whole'"),
+        ({"bases": -1}, "base is -1; expected a whole number, at least 0"),
+        ({"bases": 1 << 64}, "base is 18446744073709551616; expected a whole number"),
+        ({"bases": 0, "device": -1}, "device is -1"),
+        ({"bases": 0, "how": "fast"}, "how is 'fast'; expected one of exact, whole"),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:

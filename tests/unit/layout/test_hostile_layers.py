@@ -79,7 +79,7 @@ TAKERS: Final[dict[str, Callable[[Any], object]]] = {
 @pytest.mark.parametrize("size", NO_SIZES, ids=repr)
 @pytest.mark.parametrize("what", [each for each in TAKERS if each != "group"])
 def test_what_is_no_size_is_refused_by_what_it_was_given_for(what: str, size: Any) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidValueError, match=f"^{what} = "):
+    with pytest.raises(InvalidValueError, match=f"^{what} (is|=) "):
         TAKERS[what](size)
 
 
@@ -92,7 +92,7 @@ def test_a_list_of_all_blocks_is_of_a_group_that_the_plan_has(size: int) -> None
 @pytest.mark.parametrize("num", [1.5, 2.0])
 def test_a_page_of_no_whole_bytes_is_refused(num: Any) -> None:  # noqa: ANN401
     page = replace(FULL, shape=replace(HEADS, num=num))
-    with pytest.raises(InvalidValueError, match="layer 0: content_bytes of its page = "):
+    with pytest.raises(InvalidValueError, match="layer 0: content_bytes of its page is "):
         LayoutLayer(name="0", page=page)
 
 
@@ -117,12 +117,12 @@ def test_a_name_that_is_no_text_is_refused(name: Any) -> None:  # noqa: ANN401
 
 @pytest.mark.parametrize("name", ["takes", "split"])
 def test_an_option_that_is_no_member_is_refused(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"{name} = 'intact'; expected a member of"):
+    with pytest.raises(InvalidValueError, match=f"{name} is 'intact'; expected a .*, as "):
         PlanOptions(**{name: "intact"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"), [((), "content_bytes of its page = 0"), (("ssm.x",), "a dot in its")]
+    ("tensors", "message"), [((), "content_bytes of its page is 0"), (("ssm.x",), "a dot in its")]
 )
 def test_a_state_whose_views_cannot_be_named_is_refused(
     tensors: tuple[str, ...], message: str
@@ -147,9 +147,9 @@ def test_a_kernel_block_is_refused_before_a_geometry_is_made_of_it() -> None:
     groups = Grouping(groups=form_groups([CacheLayer(number=3, page=compressed)]))
     with pytest.raises(LayoutError, match="layer 3: kernel blocks of 4 tokens have no whole"):
         from_grouping(groups, kernel_block=4)
-    with pytest.raises(InvalidValueError, match="kernel_block = 0; expected a whole number"):
+    with pytest.raises(InvalidValueError, match="kernel_block is 0; expected a whole number"):
         from_grouping(groups, kernel_block=0)
-    with pytest.raises(InvalidValueError, match="layout = 'nhd'; expected a member of Layout"):
+    with pytest.raises(InvalidValueError, match="layout is 'nhd'; expected a Layout, as"):
         from_grouping(groups, layout="nhd")  # type: ignore[arg-type]
 
 
@@ -162,7 +162,7 @@ def test_one_tensor_of_all_layers_needs_no_order_of_names_in_a_document() -> Non
 @pytest.mark.parametrize("number", [-1, 1.5, True])
 def test_a_request_has_a_whole_number_of_tokens(number: Any) -> None:  # noqa: ANN401
     mine = LayoutGroup(kind=SpecKind.FULL_ATTENTION, block_size=4, layers=(layer(),))
-    with pytest.raises(InvalidValueError, match="num_tokens = "):
+    with pytest.raises(InvalidValueError, match="num_tokens is "):
         request_cost(plan(layer()), [mine], number)
 
 
@@ -213,7 +213,9 @@ def engine() -> Engine:
 def test_an_engine_has_blocks_besides_the_null_block(num_blocks: Any) -> None:  # noqa: ANN401
     found = engine()
     found.config.num_blocks = num_blocks
-    with pytest.raises(InvalidValueError, match=f"num_blocks = {num_blocks!r}; expected at least"):
+    with pytest.raises(
+        InvalidValueError, match=f"num_blocks of the config is {num_blocks!r}; expected a"
+    ):
         found.plan()
 
 

@@ -72,7 +72,7 @@ def test_elements_of_less_than_a_byte_are_refused_with_the_reason(cache_dtype: s
 
 
 def test_states_keep_no_quantized_type() -> None:
-    with pytest.raises(InvalidValueError, match="state_dtype = 'fp8_per_token_head'; expected"):
+    with pytest.raises(InvalidValueError, match="state_dtype is 'fp8_per_token_head'; expected"):
         kinds_of(load("jamba-v0.1"), state_dtype="fp8_per_token_head")
 
 

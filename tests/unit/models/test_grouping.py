@@ -381,9 +381,9 @@ def test_layers_without_a_shape_are_refused() -> None:
 
 
 OPTIONS: Final[dict[str, tuple[Mapping[str, int], str]]] = {
-    "no block": ({"block_size": 0}, "block_size = 0; it must be at least 1"),
-    "no rank": ({"num_ranks": 0}, "num_ranks = 0; it must be at least 1"),
-    "no kernel block": ({"kernel_block_size": -1}, "kernel_block_size = -1"),
+    "no block": ({"block_size": 0}, "block_size is 0; expected an integer of at least 1"),
+    "no rank": ({"num_ranks": 0}, "num_ranks is 0; expected an integer of at least 1"),
+    "no kernel block": ({"kernel_block_size": -1}, "kernel_block_size is -1"),
     "half a kernel block": (
         {"block_size": 24},
         "24 tokens; expected a multiple of the kernel's 16",

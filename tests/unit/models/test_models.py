@@ -282,7 +282,7 @@ def test_a_model_of_states_alone_has_no_bytes_per_token(
 def test_page_bytes_are_per_block_for_kv_and_per_state_for_states() -> None:
     assert LayerSpec(kind=SpecKind.FULL_ATTENTION, kv_bytes_per_token=256).page_bytes(16) == 4096
     assert LayerSpec(kind=SpecKind.MAMBA, state_bytes=999).page_bytes(16) == 999
-    with pytest.raises(InvalidValueError, match="block_size = 0"):
+    with pytest.raises(InvalidValueError, match="block_size is 0"):
         LayerSpec(kind=SpecKind.MAMBA, state_bytes=999).page_bytes(0)
 
 

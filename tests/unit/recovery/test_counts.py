@@ -21,8 +21,11 @@ def test_resumption_after_the_report_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: PromptCounts(0), "a prompt of 0 tokens; expected at least 1"),
-        (lambda: PromptCounts(1).started(-1), "num_local_tokens is -1; expected at least 0"),
+        (lambda: PromptCounts(0), "num_prompt_tokens is 0; expected an integer of at least 1"),
+        (
+            lambda: PromptCounts(1).started(-1),
+            "num_local_tokens is -1; expected an integer of at least 0",
+        ),
         (lambda: PromptCounts(1).started(0, -1), "num_loaded_tokens is -1"),
         (lambda: PromptCounts(1).computed(-1), "num_tokens is -1"),
         (lambda: PromptCounts(1).recovered(-1, 0), "resume is -1"),

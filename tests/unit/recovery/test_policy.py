@@ -28,12 +28,18 @@ def test_only_so_many_tiers_are_remembered() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RetryBudget(retries=-1), "retries is -1; expected at least 0"),
+        (lambda: RetryBudget(retries=-1), "retries is -1; expected an integer of at least 0"),
         (lambda: RetryBudget(retries=1, deadline=-0.5), "deadline is -0.5; expected at least 0"),
         (lambda: RetryBudget(retries=1, deadline=float("nan")), "deadline is nan"),
-        (lambda: Cooldowns(failures=0, duration=1), "failures is 0; expected at least 1"),
+        (
+            lambda: Cooldowns(failures=0, duration=1),
+            "failures is 0; expected an integer of at least 1",
+        ),
         (lambda: Cooldowns(failures=1, duration=-1), "duration is -1; expected at least 0"),
-        (lambda: Cooldowns(failures=1, duration=1, max_tiers=0), "max_tiers is 0; expected at"),
+        (
+            lambda: Cooldowns(failures=1, duration=1, max_tiers=0),
+            "max_tiers is 0; expected an integer of at",
+        ),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(make: Callable[[], object], message: str) -> None:

@@ -158,7 +158,9 @@ def test_reports_on_a_load_may_come_so_many_steps_after_its_end() -> None:
 
 
 def test_there_are_no_negative_steps() -> None:
-    with pytest.raises(InvalidValueError, match="late_steps is -1; expected at least 0"):
+    with pytest.raises(
+        InvalidValueError, match="late_steps is -1; expected an integer of at least 0"
+    ):
         RecoveryOptions(late_steps=-1)
 
 

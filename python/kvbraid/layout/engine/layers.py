@@ -14,9 +14,9 @@ from typing import Final
 from kvbraid.errors import LayoutError, shown
 from kvbraid.layout.engine.specs import EnginePage, layer_specs, read_page
 from kvbraid.layout.engine.views import EngineView, Foreign, require
-from kvbraid.layout.plan import MIN_BLOCKS
+from kvbraid.layout.plan import NUM_BLOCKS
 from kvbraid.layout.planning.geometry import Layout
-from kvbraid.layout.sizes import is_size
+from kvbraid.reading import check
 
 LAYOUTS: Final = (
     Layout.BLNHC,
@@ -82,12 +82,7 @@ def check_config(config: Foreign) -> None:
     require("the config", config, _CONFIG_FIELDS, remedy)
     for tensor in config.kv_cache_tensors:
         require("a tensor of the config", tensor, _TENSOR_FIELDS, remedy)
-    if not is_size(config.num_blocks, MIN_BLOCKS):
-        msg = (
-            f"the config has num_blocks = {shown(config.num_blocks)}; expected at least "
-            f"{MIN_BLOCKS}, as block 0 is the null block"
-        )
-        raise LayoutError(msg)
+    check("num_blocks of the config", config.num_blocks, NUM_BLOCKS, LayoutError)
 
 
 def read_layers(config: Foreign, seen: Mapping[str, EngineView]) -> dict[str, EngineLayer]:

@@ -16,9 +16,9 @@ from enum import Enum
 from math import prod
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, shown
-from kvbraid.layout.sizes import is_size
+from kvbraid.errors import InvalidValueError
 from kvbraid.models.shapes import ELEMENT_BYTES, Heads
+from kvbraid.reading import SIZE, check, one_of
 
 LAYERS: Final = 0
 """The layers' dimension in a stride order; logical dimension d is d + 1."""
@@ -48,15 +48,13 @@ class Geometry:
 
     def __post_init__(self) -> None:
         """Refuse a geometry that describes no memory."""
-        if self.dtype not in ELEMENT_BYTES:
-            msg = f"dtype = {shown(self.dtype)}; expected one of {', '.join(ELEMENT_BYTES)}"
-            raise InvalidValueError(msg)
+        check("dtype", self.dtype, one_of(ELEMENT_BYTES))
         if self.shape.count(None) != 1:
             msg = f"shape = {self.shape}; expected one None, for the blocks"
             raise InvalidValueError(msg)
         rank = len(self.shape)
         meant = [each for each in (self.heads, self.tokens) if each is not None]
-        if not all(size is None or is_size(size) for size in self.shape):
+        if not all(size is None or SIZE.fits(size) for size in self.shape):
             msg = f"shape = {self.shape}; expected sizes of at least 1, in whole numbers"
             raise InvalidValueError(msg)
         if len({self.blocks, *meant}) <= len(meant) or not set(meant) <= set(range(rank)):
@@ -148,9 +146,7 @@ def geometry_of(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
     Raises:
         InvalidValueError: No `Layout`, or a kernel block that is no whole number of at least 1.
     """
-    if layout not in list(Layout):
-        msg = f"layout = {shown(layout)}; expected a member of Layout, such as Layout.NHD"
-        raise InvalidValueError(msg)
+    check("layout", layout, Layout)
     if layout not in _APART:
         return _packed(layout, heads, kernel_block)
     if heads.replicated and heads.value_dim == 0:

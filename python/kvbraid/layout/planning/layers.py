@@ -13,10 +13,10 @@ from enum import Enum
 
 from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.layout.planning.geometry import Geometry, Layout, geometry_of
-from kvbraid.layout.sizes import check_size
 from kvbraid.models.grouping import Grouping
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.shapes import Heads, RecurrentState
+from kvbraid.reading import SIZE, check
 from kvbraid.spec import SpecKind
 
 
@@ -44,7 +44,7 @@ class UnknownPage:
 
     def __post_init__(self) -> None:
         """Refuse a page without bytes."""
-        check_size(f"bytes of a {self.type_name} page", self.page_bytes)
+        check(f"bytes of a {self.type_name} page", self.page_bytes, SIZE)
 
     @property
     def content_bytes(self) -> int:
@@ -84,7 +84,7 @@ class LayoutLayer:
             )
             raise InvalidValueError(msg)
         for what in ("content_bytes", "page_bytes"):
-            check_size(f"layer {self.name}: {what} of its page", getattr(self.page, what))
+            check(f"layer {self.name}: {what} of its page", getattr(self.page, what), SIZE)
         if self.state is not None and any("." in each.name for each in self.state.tensors):
             msg = (
                 f"layer {self.name}: a tensor of its state has a dot in its name; leave it out, "
@@ -97,9 +97,8 @@ class LayoutLayer:
                 "the geometry out"
             )
             raise InvalidValueError(msg)
-        check_size(f"layer {self.name}: alignment", self.alignment)
-        if self.kernel_block is not None:
-            check_size(f"layer {self.name}: kernel_block", self.kernel_block)
+        check(f"layer {self.name}: alignment", self.alignment, SIZE)
+        check(f"layer {self.name}: kernel_block", self.kernel_block, SIZE.or_none())
 
     @property
     def is_split(self) -> bool:
@@ -144,7 +143,7 @@ class LayoutGroup:
         if not self.layers:
             msg = f"a {self.kind.value} group without layers; leave the group out"
             raise InvalidValueError(msg)
-        check_size(f"block_size of a {self.kind.value} group", self.block_size)
+        check(f"block_size of a {self.kind.value} group", self.block_size, SIZE)
 
 
 def from_grouping(
@@ -164,8 +163,7 @@ def from_grouping(
         InvalidValueError: A kernel block that is no whole number of at least 1.
         LayoutError: A kernel block without whole entries of a compressed cache, by its layer.
     """
-    if kernel_block is not None:
-        check_size("kernel_block", kernel_block)
+    check("kernel_block", kernel_block, SIZE.or_none())
     doubled = _doubled(grouping)
 
     def named(layer: CacheLayer) -> str:

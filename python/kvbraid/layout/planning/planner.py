@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.layout.plan import (
     MIN_BLOCKS,
+    NUM_BLOCKS,
     Buffer,
     Chunk,
     MemoryPlan,
@@ -28,7 +29,7 @@ from kvbraid.layout.planning.cross_layer import ConnectorForm, decide_cross_laye
 from kvbraid.layout.planning.layers import LayoutGroup, LayoutLayer, Split
 from kvbraid.layout.planning.slots import Order, in_buffers, key_of
 from kvbraid.layout.planning.views import kernel_blocks, views_of
-from kvbraid.layout.sizes import MAX_NUMBER, check_size, is_size
+from kvbraid.reading import MAX_SIZE, OFFSET, SIZE, check, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,8 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
-        check_size("alignment", self.alignment)
-        for name, known in (("takes", ConnectorForm), ("split", Split)):
-            if not isinstance(value := getattr(self, name), known | None):
-                msg = f"{name} = {shown(value)}; expected a member of {known.__name__}, or None"
-                raise InvalidValueError(msg)
+        kinds = {"alignment": SIZE, "takes": ConnectorForm | None, "split": Split | None}
+        check_fields(self, kinds, prefix="")
 
 
 def plan_memory(
@@ -163,7 +161,7 @@ def _num_blocks(
         msg = "num_blocks and memory_bytes are both given; give one of them"
         raise InvalidValueError(msg)
     if memory_bytes is not None:
-        check_size("memory_bytes", memory_bytes, 0)
+        check("memory_bytes", memory_bytes, OFFSET)
         num_blocks = memory_bytes // sum(sizes)
         while num_blocks >= MIN_BLOCKS and _end(sizes, num_blocks) > memory_bytes:
             num_blocks -= 1  # Padding between buffers is some hundred blocks of bytes at most.
@@ -173,13 +171,8 @@ def _num_blocks(
                 f"least {MIN_BLOCKS} are needed, as block 0 is the null block; give more memory"
             )
             raise LayoutError(msg)
-    if num_blocks is not None and not is_size(num_blocks, MIN_BLOCKS):
-        msg = (
-            f"num_blocks = {shown(num_blocks)}; at least {MIN_BLOCKS} are needed, as block 0 is "
-            "the null block, and a whole number below 2**63"
-        )
-        raise InvalidValueError(msg)
-    if (end := _end(sizes, num_blocks or 1)) > MAX_NUMBER:
+    check("num_blocks", num_blocks, NUM_BLOCKS.or_none())
+    if (end := _end(sizes, num_blocks or 1)) > MAX_SIZE:
         msg = f"{end:,} bytes for {num_blocks or 1:,} blocks; no memory has 2**63, so give less"
         raise LayoutError(msg)
     return num_blocks

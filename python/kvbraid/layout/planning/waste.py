@@ -15,8 +15,8 @@ from typing import Final
 
 from kvbraid.layout.plan import MemoryPlan
 from kvbraid.layout.planning.layers import LayoutGroup
-from kvbraid.layout.sizes import check_size
 from kvbraid.models.pages import Page
+from kvbraid.reading import OFFSET, check
 from kvbraid.spec import SpecKind
 
 STATE_BLOCKS: Final = 2
@@ -111,7 +111,7 @@ def request_cost(plan: MemoryPlan, groups: Sequence[LayoutGroup], num_tokens: in
     Raises:
         InvalidValueError: A number of tokens that is no whole number, or below 0.
     """
-    check_size("num_tokens", num_tokens, 0)
+    check("num_tokens", num_tokens, OFFSET)
     counts = [blocks_of_request(group, num_tokens) for group in groups]
     used = (count * group.used_bytes for count, group in zip(counts, plan.groups, strict=True))
     return RequestCost(

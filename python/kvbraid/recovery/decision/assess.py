@@ -11,14 +11,14 @@ A thin face of the native core, which reads the tables of a live cache where the
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from kvbraid._native import assess_snapshot
 from kvbraid.cache import CacheManager
-from kvbraid.cache.counts import check_counts
 from kvbraid.cache.tables import Refusal, Why
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
+from kvbraid.reading import COUNT, check, check_fields
 from kvbraid.recovery.decision.assessment import Assessment, Ignored, Verdict
 from kvbraid.recovery.decision.run import Run
 from kvbraid.recovery.decision.snapshot import Snapshot
@@ -54,7 +54,7 @@ def assess(
         InvalidValueError: A run has not one table for each group, two runs of a request go on, or
             a number is no unsigned integer of 32 bits.
     """
-    check_counts(max_refusals=max_refusals)
+    check("max_refusals", max_refusals, COUNT)
     try:
         if isinstance(source, Snapshot):
             answer = assess_snapshot(source, runs, failures, busy, max_refusals, former)
@@ -62,7 +62,9 @@ def assess(
             answer = source.tables.native.assess(runs, failures, busy, max_refusals, former)
     except (OverflowError, TypeError):
         for run in runs:
-            _check(run)
+            check_fields(run, _RUN, prefix="")
+            for gone in run.given_back:
+                check_fields(gone, _GIVEN_BACK, prefix="")
         raise
     garbage, verdicts, ignored, told = answer
     tainted = cast("list[BlockId]", memoryview(garbage).cast("I").tolist())
@@ -89,14 +91,15 @@ def _verdict(row: "_VerdictTuple") -> Verdict:
     )
 
 
-def _check(run: Run) -> None:
-    check_counts(
-        num_tokens=run.num_tokens,
-        num_known_tokens=run.num_known_tokens,
-        num_local_tokens=run.num_local_tokens,
-        num_loaded_tokens=run.num_loaded_tokens,
-        num_processed_tokens=run.num_processed_tokens,
-        num_computed_tokens=run.num_computed_tokens,
-    )
-    for gone in run.given_back:
-        check_counts(group=gone.group, position=gone.position, block_id=gone.block_id)
+_RUN: Final = dict.fromkeys(
+    (
+        "num_tokens",
+        "num_known_tokens",
+        "num_local_tokens",
+        "num_loaded_tokens",
+        "num_processed_tokens",
+        "num_computed_tokens",
+    ),
+    COUNT,
+)
+_GIVEN_BACK: Final = dict.fromkeys(("group", "position", "block_id"), COUNT)

@@ -7,7 +7,9 @@ never goes back. Nothing here reads a clock.
 from enum import StrEnum
 from typing import Final
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.reading import POSITIVE, Rule, check, whole
+
+_DURATION: Final = Rule(lambda value: value >= 0, "at least 0")
 
 
 class Policy(StrEnum):
@@ -35,9 +37,8 @@ class RetryBudget:
     """
 
     def __init__(self, *, retries: int, deadline: float | None = None) -> None:
-        _check("retries", retries)
-        if deadline is not None:
-            _check("deadline", deadline)
+        check("retries", retries, whole())
+        check("deadline", deadline, _DURATION.or_none())
         self._retries: Final = retries
         self._deadline: Final = deadline
         self._failures: Final[dict[int, tuple[float, int]]] = {}
@@ -84,9 +85,9 @@ class Cooldowns:
     """
 
     def __init__(self, *, failures: int, duration: float, max_tiers: int = 256) -> None:
-        _check("failures", failures, least=1)
-        _check("duration", duration)
-        _check("max_tiers", max_tiers, least=1)
+        check("failures", failures, POSITIVE)
+        check("duration", duration, _DURATION)
+        check("max_tiers", max_tiers, POSITIVE)
         self._num_failures: Final = failures
         self._duration: Final = duration
         self._max_tiers: Final = max_tiers
@@ -112,8 +113,3 @@ class Cooldowns:
     def cooling(self, now: float) -> tuple[str, ...]:
         """Return the tiers in cooldown, by name."""
         return tuple(sorted(tier for tier in self._tiers if self.is_cooling(tier, now)))
-
-
-def _check(name: str, value: float, least: int = 0) -> None:
-    if not value >= least:  # Not a number is not at least anything.
-        raise InvalidValueError(f"{name} is {value}; expected at least {least}")

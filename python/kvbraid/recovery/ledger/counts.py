@@ -9,7 +9,7 @@ always computed. After the report nothing changes it. Recomputed tokens are coun
 from enum import Enum
 from typing import Final, NamedTuple
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.reading import POSITIVE, check, whole
 
 
 class Counts(NamedTuple):
@@ -37,9 +37,7 @@ class PromptCounts:
     """
 
     def __init__(self, num_prompt_tokens: int) -> None:
-        if num_prompt_tokens < 1:
-            msg = f"a prompt of {num_prompt_tokens} tokens; expected at least 1"
-            raise InvalidValueError(msg)
+        check("num_prompt_tokens", num_prompt_tokens, POSITIVE)
         self.num_prompt_tokens: Final = num_prompt_tokens
         self._parts: list[tuple[int, _Origin]] = []  # Ends, ascending, and what lies before them.
         self._is_reported = False
@@ -50,7 +48,8 @@ class PromptCounts:
 
         Tokens of the hit that the request had before, however it got them, keep their origin.
         """
-        self._check(num_local_tokens=num_local_tokens, num_loaded_tokens=num_loaded_tokens)
+        check("num_local_tokens", num_local_tokens, whole())
+        check("num_loaded_tokens", num_loaded_tokens, whole())
         self._cut(num_local_tokens)
         self._reach(num_local_tokens, _Origin.CACHED)
         self._reach(num_local_tokens + num_loaded_tokens, _Origin.EXTERNAL)
@@ -60,12 +59,13 @@ class PromptCounts:
 
         It has to be called before a preemption only.
         """
-        self._check(num_tokens=num_tokens)
+        check("num_tokens", num_tokens, whole())
         self._reach(num_tokens, _Origin.COMPUTED)
 
     def recovered(self, resume: int, num_recomputed_tokens: int) -> None:
         """Note a recovery: tokens after the first `resume` are lost, and counted as recomputed."""
-        self._check(resume=resume, num_recomputed_tokens=num_recomputed_tokens)
+        check("resume", resume, whole())
+        check("num_recomputed_tokens", num_recomputed_tokens, whole())
         self._cut(resume)
         self.recomputed += num_recomputed_tokens
 
@@ -107,8 +107,3 @@ class PromptCounts:
         while self._parts and self._parts[-1][0] > end:
             _, origin = self._parts.pop()
             self._reach(end, origin)
-
-    def _check(self, **counts: int) -> None:
-        for name, count in counts.items():
-            if count < 0:
-                raise InvalidValueError(f"{name} is {count}; expected at least 0")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from kvbraid.cache import CacheManager, Need, Work
-from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures, Load, LoadReport, Offer, Quarantine, Tiers
+from kvbraid.reading import POSITIVE, check_fields, whole
 from kvbraid.recovery.decision.decide import decide
 from kvbraid.recovery.decision.plan import Action, RecoveryPlan
 from kvbraid.recovery.decision.policy import Cooldowns, Policy, RetryBudget
@@ -57,10 +57,7 @@ class RecoveryOptions:
     late_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1:
-            raise InvalidValueError(f"num_ranks is {self.num_ranks}; expected at least 1")
-        if self.late_steps < 0:
-            raise InvalidValueError(f"late_steps is {self.late_steps}; expected at least 0")
+        check_fields(self, {"num_ranks": POSITIVE, "late_steps": whole()}, prefix="")
 
 
 class AppliedPlan(NamedTuple):

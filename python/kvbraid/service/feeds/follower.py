@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.events.sequence import SequenceTracker
 from kvbraid.ids import PodId
+from kvbraid.reading import POSITIVE, check
 from kvbraid.service.capacity import check_capacity
 from kvbraid.service.feeds.backoff import Backoff
 from kvbraid.service.feeds.bound_link import BoundLink
@@ -114,8 +115,7 @@ class Follower:
         """
         if pod in self.feeds:
             raise InvalidValueError(f"pod {pod!r} is followed already; remove it first")
-        if config.dp_size < 1:
-            raise InvalidValueError(f"dp_size is {config.dp_size}; expected at least 1")
+        check("dp_size", config.dp_size, POSITIVE)
         if not self._is_taking_over:
             check_capacity(self.num_ranks + config.dp_size)
         self.feeds = {**self.feeds, pod: ()}

@@ -17,7 +17,8 @@ from typing import Final, Literal
 
 import zmq
 
-from kvbraid.errors import InvalidValueError, ServiceError
+from kvbraid.errors import ServiceError
+from kvbraid.reading import POSITIVE, check
 from kvbraid.service.closing import Closing
 from kvbraid.service.feeds.endpoints import engine_binds
 
@@ -52,8 +53,7 @@ class Publisher(Closing):
         bind: bool | None = None,
         replay_framing: Literal["topic", "bare"] = "topic",
     ) -> None:
-        if buffer_batches < 1:
-            raise InvalidValueError(f"buffer_batches is {buffer_batches}; expected at least 1")
+        check("buffer_batches", buffer_batches, POSITIVE)
         self._topic = topic.encode()
         self._head = [self._topic] if replay_framing == "topic" else []
         self._lock = threading.Lock()  # Guards the PUB socket, the numbers and the buffer.
