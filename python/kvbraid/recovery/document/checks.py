@@ -4,10 +4,10 @@ Invariant: what passes here can be decided over. Each refusal is one line that n
 value and a remedy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, TooLargeError, shown
 from kvbraid.ids import BlockId
@@ -32,6 +32,12 @@ _ORDER: Final = (
     ("num_computed_tokens", "the tokens of its longest table"),
 )
 """Of two numbers of a run, the one that is never larger, and the other."""
+
+
+_ALONE: Final = "a number alone does not tell which of the pools has the block"
+
+_Fault: TypeAlias = tuple[str, object, str]
+"""A place, the value there, and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,79 +73,71 @@ def checked(fields: StateFields) -> Checked:
         TooLargeError: A run has more than `MAX_BOUNDARIES` boundaries.
     """
     state = Checked(fields, topology_from_mapping(fields.topology))
-    _check_pools(state)
-    _check_former(state)
-    seen = set[int]()
-    for i, run in enumerate(fields.runs):
-        path = f"runs[{i}]"
-        if run.request in seen and not run.ended:
-            expected = "a number of its own; give each request that goes on once"
-            raise _wrong(f"{path}.request", run.request, expected)
-        if not run.ended:
-            seen.add(run.request)
-        for check in _OF_RUNS:
-            check(state, run, path)
+    for path, value, expected in _faults(state):
+        raise InvalidValueError(f"{path} = {shown(value)}; expected {expected}")
     return state
 
 
-def _check_pools(state: Checked) -> None:
-    fields, groups = state.fields, state.topology.groups
+def _faults(state: Checked) -> Iterator[_Fault]:
+    """Yield what is wrong; each check relies on those before it."""
+    yield from _of_pools(state)
+    yield from _of_former(state)
+    seen = set[int]()
+    for i, run in enumerate(state.fields.runs):
+        path = f"runs[{i}]"
+        if run.request in seen and not run.ended:
+            expected = "a number of its own; give each request that goes on once"
+            yield f"{path}.request", run.request, expected
+        if not run.ended:
+            seen.add(run.request)
+        for check in _OF_RUNS:
+            yield from check(state, run, path)
+
+
+def _of_pools(state: Checked) -> Iterator[_Fault]:
+    fields, groups, pools = state.fields, state.topology.groups, list(state.fields.pools)
     if not groups:
-        raise _wrong("topology.groups", [], "at least one group; give the groups of the tables")
-    if len(fields.pools) not in {0, len(groups)}:
-        raise _wrong(
-            "pools",
-            list(fields.pools),
-            f"{len(groups)} numbers, one per group; leave it out if all groups share a pool",
-        )
-    if sorted(set(fields.pools)) != list(range(len(set(fields.pools)))):
-        raise _wrong(
-            "pools", list(fields.pools), "pools that are numbered from 0 on, without gaps"
-        )
+        yield "topology.groups", [], "at least one group; give the groups of the tables"
+    if len(pools) not in {0, len(groups)}:
+        expected = f"{len(groups)} numbers, one per group; leave it out if all groups share a pool"
+        yield "pools", pools, expected
+    if sorted(set(pools)) != list(range(len(set(pools)))):
+        yield "pools", pools, "pools that are numbered from 0 on, without gaps"
     if state.total_blocks > MAX_BLOCKS:
         expected = f"at most {MAX_BLOCKS} in all pools together; give the pool its real size"
-        raise _wrong("num_blocks", fields.num_blocks, expected)
+        yield "num_blocks", fields.num_blocks, expected
     for group, block in (*fields.busy.group_blocks, *((0, b) for b in fields.busy.blocks)):
         if group >= len(groups) or block >= fields.num_blocks:
-            expected = "a group and a block of its pool; leave it out"
-            raise _wrong("busy", (group, block), expected)
-    if len(set(fields.pools)) > 1:
+            yield "busy", (group, block), "a group and a block of its pool; leave it out"
+    if len(set(pools)) > 1:
         for path, blocks in (("failures", fields.failures.blocks), ("busy", fields.busy.blocks)):
             if blocks:
-                raise _wrong(
-                    f"{path}.blocks",
-                    list(blocks),
-                    "none, as a number alone does not tell which of the pools has the block; "
-                    f"report (group, block) pairs in {path}.group_blocks"
-                    + (" or places in failures.places" if path == "failures" else ""),
-                )
+                pairs = f"report (group, block) pairs in {path}.group_blocks"
+                places = " or places in failures.places" if path == "failures" else ""
+                yield f"{path}.blocks", list(blocks), f"none, as {_ALONE}; {pairs}{places}"
 
 
-def _check_former(state: Checked) -> None:
+def _of_former(state: Checked) -> Iterator[_Fault]:
     fields = state.fields
     if fields.former and len(set(fields.pools)) > 1:
-        expected = "none, as a number alone does not tell which of the pools had the block"
-        raise _wrong("former", list(fields.former), expected)
+        yield "former", list(fields.former), f"none, as {_ALONE}; leave it out"
     for i, block in enumerate(fields.former):
         if block >= fields.num_blocks:
             expected = f"less than num_blocks = {fields.num_blocks}; correct one of them"
-            raise _wrong(f"former[{i}]", block, expected)
+            yield f"former[{i}]", block, expected
 
 
-def _check_counts(state: Checked, run: RunFields, path: str) -> None:
-    groups = state.topology.groups
-    if len(run.tables) != len(groups):
-        raise _wrong(
-            f"{path}.tables",
-            f"{len(run.tables)} tables",
-            f"{len(groups)}, one per group; give an empty one where the request has no block",
-        )
-    if run.states and (run.ended or len(run.states) != len(groups)):
-        expected = "none of a run that has ended" if run.ended else f"{len(groups)}, one per group"
-        raise _wrong(f"{path}.states", f"{len(run.states)} lists", f"{expected}; leave them out")
+def _of_counts(state: Checked, run: RunFields, path: str) -> Iterator[_Fault]:
+    num_groups = len(state.topology.groups)
+    if len(run.tables) != num_groups:
+        expected = f"{num_groups}, one per group; give an empty one where the request has no block"
+        yield f"{path}.tables", f"{len(run.tables)} tables", expected
+    if run.states and (run.ended or len(run.states) != num_groups):
+        expected = "none of a run that has ended" if run.ended else f"{num_groups}, one per group"
+        yield f"{path}.states", f"{len(run.states)} lists", f"{expected}; leave them out"
 
 
-def _check_numbers(state: Checked, run: RunFields, path: str) -> None:
+def _of_numbers(state: Checked, run: RunFields, path: str) -> Iterator[_Fault]:
     hit_and_load = run.num_local_tokens + run.num_loaded_tokens
     lengths = zip(run.tables, state.topology.groups, strict=True)
     values = {
@@ -150,10 +148,8 @@ def _check_numbers(state: Checked, run: RunFields, path: str) -> None:
     for smaller, larger in _ORDER:
         low, high = (values.get(name, getattr(run, name, 0)) for name in (smaller, larger))
         if low > high:
-            raise InvalidValueError(
-                f"{path}: {smaller} = {low}; expected at most {larger}, {high}; correct one of "
-                "them or leave the run out"
-            )
+            expected = f"at most {larger}, {high}; correct one of them or leave the run out"
+            yield f"{path}: {smaller}", low, expected
     unit = gcd(hash_block_size(state.topology), state.topology.alignment or 0)
     boundaries = run.num_tokens // unit * len(run.tables)
     if boundaries > MAX_BOUNDARIES:
@@ -163,17 +159,17 @@ def _check_numbers(state: Checked, run: RunFields, path: str) -> None:
         raise TooLargeError(msg)
 
 
-def _check_blocks(state: Checked, run: RunFields, path: str) -> None:
+def _of_blocks(state: Checked, run: RunFields, path: str) -> Iterator[_Fault]:
     for place, group, block in _blocks_of(run):
         limit = state.fields.num_blocks
         if (run.ended and place.startswith("tables")) or place.startswith("given_back"):
             limit += len(state.fields.former)
         if group >= len(run.tables):
             expected = f"less than {len(run.tables)}; leave the block out"
-            raise _wrong(f"{path}.{place}.group", group, expected)
+            yield f"{path}.{place}.group", group, expected
         if block >= limit:
             expected = f"less than num_blocks = {limit}; correct num_blocks or the block"
-            raise _wrong(f"{path}.{place}", block, expected)
+            yield f"{path}.{place}", block, expected
 
 
 def _blocks_of(run: RunFields) -> Iterator[tuple[str, int, int]]:
@@ -187,28 +183,19 @@ def _blocks_of(run: RunFields) -> Iterator[tuple[str, int, int]]:
         yield f"given_back[{i}]", gone.group, gone.block
 
 
-def _check_states(state: Checked, run: RunFields, path: str) -> None:
+def _of_states(state: Checked, run: RunFields, path: str) -> Iterator[_Fault]:
     unit = gcd(hash_block_size(state.topology), state.topology.alignment or 0)
     for group, states in enumerate(run.states):
         place = f"{path}.states[{group}]"
         if states and state.topology.groups[group].kind is not SpecKind.MAMBA:
-            raise _wrong(place, states, "none: the group has no states; give an empty list")
+            yield place, states, "none: the group has no states; give an empty list"
         for num_tokens, position in states:
             if not any(run.tables[group][position : position + 1]):
                 expected = "a position where its table has a block; leave it out"
-                raise _wrong(place, (num_tokens, position), expected)
+                yield place, (num_tokens, position), expected
             if num_tokens % unit or not num_tokens:
                 expected = f"tokens that are a positive multiple of {unit}; leave it out"
-                raise _wrong(place, (num_tokens, position), expected)
+                yield place, (num_tokens, position), expected
 
 
-_OF_RUNS: Final[tuple[Callable[[Checked, RunFields, str], None], ...]] = (
-    _check_counts,
-    _check_numbers,
-    _check_blocks,
-    _check_states,
-)
-
-
-def _wrong(path: str, value: object, expected: str) -> InvalidValueError:
-    return InvalidValueError(f"{path} = {shown(value)}; expected {expected}")
+_OF_RUNS: Final = (_of_counts, _of_numbers, _of_blocks, _of_states)
