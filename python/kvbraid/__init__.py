@@ -132,8 +132,7 @@ if not TYPE_CHECKING:  # A type checker that saw it would accept any name at all
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
-            msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value
 

@@ -68,8 +68,7 @@ class GroupSpec:
         """Refuse what no engine can have."""
         check_fields(self, _GROUP_KINDS, TopologyError)
         if self.kind.is_window and self.window is None:
-            msg = f"a {self.kind.value} group needs its window in tokens"
-            raise TopologyError(msg)
+            raise TopologyError(f"a {self.kind.value} group needs its window in tokens")
 
     def sharded_over(self, num_ranks: int) -> "GroupSpec":
         """Return the group under decode-context parallelism: a block covers its tokens on all
@@ -80,11 +79,10 @@ class GroupSpec:
         """
         check("num_ranks", num_ranks, POSITIVE, TopologyError)
         if num_ranks > 1 and not self.kind.is_full:
-            msg = (
+            raise TopologyError(
                 f"the tokens of a {self.kind.value} group are not spread over {num_ranks} ranks: "
                 "only full attention is; leave the group as it is, replicated"
             )
-            raise TopologyError(msg)
         return replace(self, block_size=self.block_size * num_ranks)
 
 
@@ -186,8 +184,7 @@ class Topology:
             check(f"groups[{index}]", group, GroupSpec, TopologyError)
         sizes = sorted({group.block_size for group in self.groups})
         if lcm(*sizes) >= 1 << 32:
-            msg = (
+            raise TopologyError(
                 f"the block sizes {shown(sizes)} have the least common multiple "
                 f"{shown(lcm(*sizes))}; expected less than 4294967296 tokens"
             )
-            raise TopologyError(msg)

@@ -194,5 +194,4 @@ def _group(at: int, fields: _GroupMapping) -> GroupSpec:
             variant=fields.variant or 0,
         )
     except TopologyError as error:
-        msg = f"{path}: {error}"
-        raise TopologyError(msg) from None
+        raise TopologyError(f"{path}: {error}") from None

@@ -24,11 +24,10 @@ def load_tokenizer(path: Path) -> Encode:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        msg = (
+        raise InvalidValueError(
             "prompts of text need the package tokenizers, which is not installed: "
             f"{remedy('prompts')}, or give token ids"
-        )
-        raise InvalidValueError(msg) from None
+        ) from None
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         tokenizer = Tokenizer.from_file(str(file))

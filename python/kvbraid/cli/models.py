@@ -39,8 +39,7 @@ def model(
 
     given = {name: value for name, value in options.items() if value is not None}
     if as_toml and as_json:
-        msg = "--json and --toml; choose one"
-        raise click.UsageError(msg)
+        raise click.UsageError("--json and --toml; choose one")
     if groups:
         grouped = group_config(find_config(config), EngineOptions(**given))
         if as_json:
@@ -54,8 +53,7 @@ def model(
     if given:
         parameters = click.get_current_context().command.params
         flags = ", ".join(each.opts[0] for each in parameters if each.name in given)
-        msg = f"{flags} without --groups; add --groups, or leave it out"
-        raise click.UsageError(msg)
+        raise click.UsageError(f"{flags} without --groups; add --groups, or leave it out")
     layers = kinds_of(find_config(config))
     if as_json:
         click.echo(json.dumps(layers.to_json()))

@@ -45,10 +45,9 @@ class _Setting(click.ParamType[tuple[str, object]]):
         try:
             return name, json.loads(written if separator else "")
         except ValueError:
-            msg = (
+            raise InvalidValueError(
                 f"--set {shown(text)}; expected NAME=JSON, as alignment=64 or dialect='\"sglang\"'"
-            )
-            raise InvalidValueError(msg) from None
+            ) from None
 
 
 SETTING: Final = _Setting()

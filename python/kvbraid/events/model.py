@@ -69,11 +69,10 @@ class BlockStored:
         for name in ("extra_keys", "lookahead_token_ids"):
             entries = getattr(self, name)
             if entries is not None and len(entries) != len(self.block_hashes):
-                msg = (
+                raise InvalidValueError(
                     f"{name} has {len(entries)} entries for {len(self.block_hashes)} block hashes;"
                     " give one per listed block, or None"
                 )
-                raise InvalidValueError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

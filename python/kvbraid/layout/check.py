@@ -37,11 +37,9 @@ def check_integrity(plan: MemoryPlan) -> None:
     """
     pieces = sum(chunk.count for _, _, chunk in _chunks(plan))
     if pieces > MAX_PIECES:
-        msg = f"the chunks are in {pieces:,} pieces; expected at most {MAX_PIECES:,}"
-        raise LayoutError(msg)
+        raise LayoutError(f"the chunks are in {pieces:,} pieces; expected at most {MAX_PIECES:,}")
     for fault in _faults(plan):
-        msg = f"the plan contradicts itself: {one_line(fault)}; write it anew"
-        raise LayoutError(msg)
+        raise LayoutError(f"the plan contradicts itself: {one_line(fault)}; write it anew")
 
 
 def _chunks(plan: MemoryPlan) -> Iterator[tuple[PlannedGroup, Reference, Chunk]]:

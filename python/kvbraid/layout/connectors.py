@@ -176,8 +176,7 @@ def cross_layer_view(plan: MemoryPlan) -> CrossLayerView:
     """
     reason = why_apart(plan)
     if reason is not None:
-        msg = f"no one tensor has all layers: {reason}; register a view per layer"
-        raise LayoutError(msg)
+        raise LayoutError(f"no one tensor has all layers: {reason}; register a view per layer")
     views = _by_place(plan)
     first = views[0]
     block = (first.stride[first.blocks], "blocks", first.shape[first.blocks])
@@ -237,11 +236,10 @@ def by_layer(plan: MemoryPlan, views: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_doubled(layers: Set[str]) -> None:
     for layer in sorted(layers):
-        msg = (
+        raise LayoutError(
             f"layer {layer} has a cache of keys and values and a state, and a view per "
             "layer needs one name for each; name layers as the engine does"
         )
-        raise LayoutError(msg)
 
 
 class LayerViews:

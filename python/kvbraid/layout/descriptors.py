@@ -152,11 +152,10 @@ class Descriptors:
     def _checked(self, block_ids: Sequence[ArrayLike]) -> list[Array]:
         given = len(block_ids) if isinstance(block_ids, Sized) else "no"
         if given != len(self._chunks):
-            msg = (
+            raise InvalidValueError(
                 f"block ids of {given} groups; the plan has {len(self._chunks)}: give a "
                 "sequence per group, empty where nothing moves"
             )
-            raise InvalidValueError(msg)
         return [self._ids(group, ids) for group, ids in enumerate(block_ids)]
 
     def _ids(self, group: int, given: ArrayLike) -> Array:

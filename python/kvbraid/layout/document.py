@@ -135,11 +135,10 @@ def from_json(document: Mapping[str, Any]) -> MemoryPlan:
     again = to_json(plan)
     different = [name for name in again if again[name] != document[name]]
     if different:
-        msg = (
+        raise LayoutError(
             f"the plan contradicts itself: {', '.join(different)} differ from what its content "
             "gives; it was changed or is from another version; write it anew"
         )
-        raise LayoutError(msg)
     return plan
 
 

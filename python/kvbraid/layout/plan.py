@@ -173,12 +173,11 @@ class Buffer:
         """
         where = self.axis("heads")
         if where != 1:
-            msg = (
+            raise InvalidValueError(
                 "the heads of this buffer's layers are not together: heads do not come before "
                 "layers in it, for all groups alike; plan groups of equal length, with a layout "
                 "that orders them so (hnd, bhlnc)"
             )
-            raise InvalidValueError(msg)
         heads, *inside = [size or 1 for size in self.shape[1:]]
         if not (OFFSET.fits(first) and SIZE.fits(count) and first + count <= heads):
             msg = f"{count} heads from {first} on; the buffer has heads 0 to {heads - 1}"
@@ -233,8 +232,7 @@ class MemoryPlan:
         name = self.aliases.get(name, name)
         if name not in self.views:
             known = ", ".join(list(self.views)[:8])
-            msg = f"the plan has no view {name!r}; it has {known}, ..."
-            raise UnknownError(msg)
+            raise UnknownError(f"the plan has no view {name!r}; it has {known}, ...")
         return self.views[name]
 
 

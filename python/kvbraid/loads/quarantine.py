@@ -51,11 +51,10 @@ class Quarantine:
         known = self._transfers.get(transfer)
         if not ranks or (known is not None and set(ranks) != known.pending):
             pending = "some rank" if known is None else f"ranks {sorted(known.pending)}"
-            msg = (
+            raise InvalidValueError(
                 f"transfer {transfer} is to be ended by ranks {sorted(ranks)}; expected {pending}:"
                 " give those that have not reported, and free the blocks if there are none"
             )
-            raise InvalidValueError(msg)
         if min(blocks, default=1) < 1:
             msg = f"block {min(blocks)} of transfer {transfer} is not held; leave null blocks out"
             raise InvalidValueError(msg)

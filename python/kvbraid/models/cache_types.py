@@ -117,5 +117,4 @@ def cache_type(name: str) -> CacheType:
     known = f"expected one of {', '.join(CACHE_TYPES)}"
     if name.startswith(("nvfp4", "int4", "turboquant", "ultraquant")):
         known += "; pages with less than a byte for an element are not modelled"
-    msg = f"cache_dtype = {shown(name)}; {known}"
-    raise InvalidValueError(msg)
+    raise InvalidValueError(f"cache_dtype = {shown(name)}; {known}")

@@ -49,11 +49,10 @@ class EngineOptions:
         check("block_size", self.block_size, POSITIVE.or_none())
         check_fields(self, dict.fromkeys(("kernel_block_size", "num_ranks"), POSITIVE), prefix="")
         if self.block_size is not None and self.block_size % self.kernel_block_size:
-            msg = (
+            raise InvalidValueError(
                 f"block_size = {self.block_size} tokens; expected a multiple of the kernel's "
                 f"{self.kernel_block_size}, which reads whole blocks of its own"
             )
-            raise InvalidValueError(msg)
 
     @property
     def attention_block_size(self) -> int:
@@ -140,17 +139,15 @@ def _page(kind: KindLayers, options: EngineOptions) -> Page:
 
 def _shape_on_rank(kind: KindLayers, num_ranks: int) -> Shape:
     if kind.spec.shape is None:
-        msg = (
+        raise TopologyError(
             f"{_named(kind)} keep {kind.spec.unpaged or 'bytes of unknown shape'}; a "
             "config does not say how an engine stores them, so give the layers and their pages to "
             "`packed_groups`; `kvbraid model` without --groups shows them"
         )
-        raise TopologyError(msg)
     try:
         return kind.spec.shape.on_rank(num_ranks)
     except InvalidValueError as error:
-        msg = f"{_named(kind)}: {error}"
-        raise InvalidValueError(msg) from None
+        raise InvalidValueError(f"{_named(kind)}: {error}") from None
 
 
 def _covering_states(
@@ -183,11 +180,10 @@ def _refuse_unequal(model: ModelLayers, pages: Sequence[Page]) -> None:
     }
     if len(sizes) > 1:
         listed = "; ".join(f"{_named(kind)} {size:,} bytes" for size, kind in sizes.items())
-        msg = (
+        raise TopologyError(
             f"attention pages of several sizes beside states: {listed}; the engine fits one "
             "attention page to a state, so give these layers equal heads"
         )
-        raise TopologyError(msg)
 
 
 def _named(kind: KindLayers) -> str:

@@ -23,11 +23,10 @@ def find_config(model: str | Path, *, folder: Path | None = None) -> Mapping[str
         return CONFIGS[str(model)]
     path = Path(model) if folder is None else folder / model
     if not path.exists():
-        msg = (
+        raise InvalidValueError(
             f"{path} cannot be read: No such file or directory; give the path of a model's "
             f"config.json, or one of {', '.join(CONFIGS)}"
         )
-        raise InvalidValueError(msg)
     return read_config(path / "config.json" if path.is_dir() else path)
 
 

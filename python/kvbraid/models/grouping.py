@@ -113,13 +113,12 @@ class Grouping:
         for index, group in enumerate(self.groups):
             size = group.page.block_size
             if group.kind is SpecKind.CHUNKED_LOCAL_ATTENTION and size != self.alignment:
-                msg = (
+                raise TopologyError(
                     f"group {index} (chunked_local_attention, layers {group.numbers[0]} to "
                     f"{group.numbers[-1]}) has blocks of {size} tokens, but all groups agree "
                     f"only every {self.alignment}; chunked layers need one block size in all "
                     "groups, so disable the hybrid cache manager or give the layers equal heads"
                 )
-                raise TopologyError(msg)
 
     @property
     def block_bytes(self) -> int:
@@ -218,11 +217,10 @@ def kept_in_full(layers: Sequence[CacheLayer]) -> tuple[CacheLayer, ...]:
     types = by_type(in_full)
     if len(types) > 1:
         listed = ", ".join(sorted({each[0].page.kind.value for each in types}))
-        msg = (
+        raise TopologyError(
             f"layers of several types ({listed}) form no single group, which an engine without "
             "its hybrid cache manager needs; leave the manager on"
         )
-        raise TopologyError(msg)
     if not any(each.page.kind is SpecKind.MLA_ATTENTION for each in in_full):
         _refuse_several(in_full)
     return in_full
@@ -233,11 +231,10 @@ def _refuse_several(in_full: Sequence[CacheLayer]) -> None:
         sizes = {getattr(each.page, name) for each in in_full} - {None}
         if len(sizes) > 1:
             listed = ", ".join(map(str, sorted(sizes)))
-            msg = (
+            raise TopologyError(
                 f"{name}s of {listed} tokens: an engine without its hybrid cache manager takes "
                 "one size in a group; leave the manager on"
             )
-            raise TopologyError(msg)
 
 
 def _in_full(layer: CacheLayer, block_size: int | None) -> CacheLayer:

@@ -88,11 +88,10 @@ class ModelLayers:
         owners = {number for kind in self.kinds for number in kind.layers}
         for reader, owner in self.aliases.items():
             if reader in owners or owner not in owners:
-                msg = (
+                raise InvalidValueError(
                     f"layer {reader} is said to read the cache of layer {owner}; expected a layer "
                     "without a cache to read one that has a cache"
                 )
-                raise InvalidValueError(msg)
 
     def to_json(self) -> dict[str, object]:
         """Return the object that `kvbraid model --json` prints."""

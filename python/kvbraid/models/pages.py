@@ -43,17 +43,15 @@ class Page:
     def __post_init__(self) -> None:
         """Refuse a page that cannot hold its content."""
         if self.tokens_per_entry < 1 or self.block_size % self.tokens_per_entry:
-            msg = (
+            raise TopologyError(
                 f"a {self.kind.value} block of {self.block_size} tokens has no whole entries of "
                 f"{self.tokens_per_entry} tokens; choose a block size that is a multiple"
             )
-            raise TopologyError(msg)
         if self.page_bytes < self.content_bytes:
-            msg = (
+            raise TopologyError(
                 f"a {self.kind.value} page of {self.page_bytes:,} bytes cannot hold "
                 f"{self.content_bytes:,}; pad to at least that"
             )
-            raise TopologyError(msg)
 
     @property
     def content_bytes(self) -> int:
@@ -112,11 +110,10 @@ def _enlarged(layer: CacheLayer, largest: CacheLayer) -> CacheLayer:
     if page.kind is SpecKind.MAMBA or (rest and page.kind is not SpecKind.MLA_ATTENTION):
         return replace(layer, page=replace(page, padded_bytes=wanted))
     if rest:
-        msg = (
+        raise TopologyError(
             f"{layer} has pages of {page.page_bytes:,} bytes, which do not divide the "
             f"{wanted:,} of {largest}, and pages of latents cannot be padded; choose a block "
             "size or a cache type that makes one divide the other, or a layout that packs "
             "pages of several sizes"
         )
-        raise TopologyError(msg)
     return replace(layer, page=replace(page, block_size=page.block_size * ratio))

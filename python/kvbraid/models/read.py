@@ -98,11 +98,10 @@ def _found(config: Mapping[str, object]) -> tuple[Mapping[str, object], Family]:
         text = model_type if isinstance(model_type, str) else ""
         near = get_close_matches(text[:_LONGEST_TYPE], FAMILIES, n=3)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
-        msg = (
+        raise InvalidValueError(
             f"model_type = {shown(model_type)} is not known; {meant}docs/models.md lists the "
             f"{len(FAMILIES)} types, and kvbraid/models/registry.py says how to add one"
         )
-        raise InvalidValueError(msg)
     return values, family
 
 
@@ -185,11 +184,10 @@ def _refuse(group: GroupSpec, model: ModelLayers) -> GroupSpec:
         f"{each.spec.kind.value} (window {each.spec.window}, chunk {each.spec.chunk})"
         for each in model.kinds
     )
-    msg = (
+    raise TopologyError(
         f"a {group.kind.value} group with window {group.window} and chunk {group.chunk} does not "
         f"fit {model.model_type}, which has {has}; correct the group or the model's config"
     )
-    raise TopologyError(msg)
 
 
 def _layers(family: Family, reader: ConfigReader) -> Layers:

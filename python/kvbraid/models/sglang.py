@@ -143,11 +143,10 @@ def with_silent_groups(
     full = [group for group in topology.groups if group.kind.is_full]
     if not full:
         kinds = ", ".join(group.kind.value for group in topology.groups)
-        msg = (
+        raise TopologyError(
             f"the groups of {model_type} are {kinds}; SGLang also keeps full attention, whatever "
             "the model: list a full_attention group, or no groups"
         )
-        raise TopologyError(msg)
     page = full[0].block_size
     known = [group.of_page(page) for group in silent]
     for group in topology.groups:
@@ -181,11 +180,10 @@ def _window_group(config: Mapping[str, object], model: ModelLayers) -> SilentGro
     windows = [spec.window or spec.chunk for spec in specs]
     window = max((tokens for tokens in windows if tokens is not None), default=None)
     if window is None:
-        msg = (
+        raise InvalidValueError(
             f"SGLang keeps a window pool for {shown(config.get('architectures'))} of model_type "
             f"{model.model_type!r}, but its config has no window; add `sliding_window`"
         )
-        raise InvalidValueError(msg)
     is_whole = model.model_type in _WINDOWS_WITH_THE_TOKEN
     return SilentGroup(kind=SpecKind.SLIDING_WINDOW, window=window + (not is_whole))
 
@@ -193,11 +191,10 @@ def _window_group(config: Mapping[str, object], model: ModelLayers) -> SilentGro
 def _state_group(config: Mapping[str, object], model: ModelLayers) -> SilentGroup:
     grid = _STATES.get(model.model_type)
     if grid is None:
-        msg = (
+        raise InvalidValueError(
             f"model_type = {model.model_type!r} has states, and SGLang 0.5.23 keeps none of them; "
             "if yours does, list the groups in the topology and leave model_config out"
         )
-        raise InvalidValueError(msg)
     has_own_grid = config.get("mamba_chunk_size") is not None
     return SilentGroup(kind=SpecKind.MAMBA, grid=1 if has_own_grid else grid)
 

@@ -121,11 +121,10 @@ class StateTensor:
             msg = f"the state tensor {self.name} has dimensions {self.dims}; expected at least 1"
             raise InvalidValueError(msg)
         if self.parts and self.dims[self.axis] != _length(self.parts):
-            msg = (
+            raise InvalidValueError(
                 f"the state tensor {self.name} has dimensions {self.dims}, but its parts take "
                 f"{_length(self.parts)} in dimension {self.axis}; the two must be equal"
             )
-            raise InvalidValueError(msg)
 
     @property
     def size_bytes(self) -> int:

@@ -73,11 +73,10 @@ def write_picture(path: Path, plan: MemoryPlan, title: str) -> None:
     try:
         path.write_text(picture(plan, title), encoding="utf-8")
     except OSError as error:
-        msg = (
+        raise InvalidValueError(
             f"{path}: the picture cannot be written: {error.strerror}; give a file in a folder "
             "that exists and can be written to"
-        )
-        raise InvalidValueError(msg) from None
+        ) from None
 
 
 def picture(plan: MemoryPlan, title: str) -> str:

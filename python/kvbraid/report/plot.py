@@ -61,8 +61,7 @@ def check_path(path: Path) -> None:
     elif not path.parent.is_dir():
         why = f"there is no folder {path.parent}; make it first"
     if why:
-        msg = f"{path}: the plot cannot be written: {why}"
-        raise InvalidValueError(msg)
+        raise InvalidValueError(f"{path}: the plot cannot be written: {why}")
 
 
 def draw(
@@ -84,8 +83,7 @@ def draw(
     try:
         picture.savefig(path)
     except (OSError, ValueError) as error:
-        msg = f"{path}: the plot cannot be written: {error}"
-        raise InvalidValueError(msg) from error
+        raise InvalidValueError(f"{path}: the plot cannot be written: {error}") from error
 
 
 def figure(

@@ -161,14 +161,12 @@ def read_fleet_file(path: Path) -> FleetConfig:
         msg = f"{path}: {error.strerror}; give the path of a fleet.toml"
         raise InvalidValueError(msg) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        msg = f"{path}: not TOML: {error}"
-        raise InvalidValueError(msg) from None
+        raise InvalidValueError(f"{path}: not TOML: {error}") from None
     except RecursionError:
         msg = f"{path}: nested too deeply; no key of a fleet.toml holds more than lists of tables"
         raise InvalidValueError(msg) from None
     except msgspec.ValidationError as error:
-        msg = f"{path}: {describe(error, FleetFile)}"
-        raise InvalidValueError(msg) from None
+        raise InvalidValueError(f"{path}: {describe(error, FleetFile)}") from None
     return FleetConfig(
         server=parsed.server, limits=parsed.limits, index=parsed.index, pods=_pods(path, parsed)
     )
@@ -200,8 +198,7 @@ def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
             config = _config_of(entry, path.parent)
             pods[pod] = pod_config(entry, config, schemes=FILE_SCHEMES)
         except RefusalError as error:
-            msg = f"{where} ({one_line(entry.id)}): {error.told()}"
-            raise InvalidValueError(msg) from None
+            raise InvalidValueError(f"{where} ({one_line(entry.id)}): {error.told()}") from None
         except KvbraidError as error:
             told = str(error)
             msg = told if told.startswith(where) else f"{where} ({one_line(entry.id)}): {told}"

@@ -46,11 +46,10 @@ def _options(additional: object) -> Options:
     try:
         return msgspec.convert(asked, Options)
     except msgspec.ValidationError as error:
-        msg = (
+        raise InvalidValueError(
             f'--additional-config has {asked!r} under "{KEY}": {error}; expected '
             '{"retention": "engine", "value" or "value-flat", "interval": tokens}'
-        )
-        raise InvalidValueError(msg) from error
+        ) from error
 
 
 def _cost(model: ModelConfig) -> PrefillCost:

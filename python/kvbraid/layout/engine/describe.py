@@ -116,11 +116,10 @@ def _allocation_bytes(config: Foreign, seen: Mapping[str, EngineView]) -> int:
             msg = f"layers {first} and {name} are in two allocations; expected one for all"
             raise LayoutError(msg)
     if expected.allocation_bytes < sizes[0]:
-        msg = (
+        raise LayoutError(
             f"layer {first}: an allocation of {expected.allocation_bytes:,} bytes; expected the "
             f"config's {sizes[0]:,}; give the views of this config"
         )
-        raise LayoutError(msg)
     return int(sizes[0])
 
 
@@ -151,11 +150,10 @@ def _aliases(
         ]
         owners = [owner for owner in owners if views[owner] is views[name]] or owners
         if len(owners) != 1:
-            msg = (
+            raise LayoutError(
                 f"layer {name} has no tensor, and its view is that of {len(owners)} layers "
                 f"{owners}; expected the view of the one layer whose cache it reads"
             )
-            raise LayoutError(msg)
         yield name, owners[0]
 
 
@@ -176,11 +174,10 @@ def _refuse_overlapping(
     following.append((size_bytes, "the end of the allocation"))
     for region, end, (limit, what) in zip(order, ends, following, strict=True):
         if end > limit:
-            msg = (
+            raise LayoutError(
                 f"layer {names[region]}: its blocks take bytes {region.start:,} to {end:,} of the "
                 f"allocation, over {what} at {limit:,}; expected regions that are equal or apart"
             )
-            raise LayoutError(msg)
 
 
 def _described(
@@ -255,11 +252,10 @@ def _gathered(layer: EngineLayer, dimensions: Iterable[ByteRun]) -> tuple[int, i
         elif count == 1 and step > length:
             count, stride = size, step
         else:
-            msg = (
+            raise LayoutError(
                 f"layer {layer.name}: strides {layer.view.strides} bytes in a block of shape "
                 f"{layer.view.shape[1:]}; expected pieces of one size at one distance"
             )
-            raise LayoutError(msg)
     return length, count, stride
 
 
@@ -332,15 +328,13 @@ def _refuse_shared(reference: Reference) -> None:
     runs = sorted((*run, chunk.name) for chunk in reference.chunks for run in chunk.pieces())
     for (offset, length, name), (limit, _, other) in pairwise(runs):
         if offset + length > limit:
-            msg = (
+            raise LayoutError(
                 f"layers {name} and {other} of one group overlap {limit:,} bytes into a block; "
                 "expected each to have bytes of its own"
             )
-            raise LayoutError(msg)
     offset, length, name = runs[-1]
     if reference.is_whole and offset + length > reference.block_stride:
-        msg = (
+        raise LayoutError(
             f"layer {name}: its page ends {offset + length:,} bytes into a block of "
             f"{reference.block_stride:,}; expected it to end inside"
         )
-        raise LayoutError(msg)

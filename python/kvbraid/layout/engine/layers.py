@@ -95,8 +95,7 @@ def read_layers(config: Foreign, seen: Mapping[str, EngineView]) -> dict[str, En
     layers: dict[str, EngineLayer] = {}
     for layer in _layers(config, seen):
         if layer.name in layers:
-            msg = f"layer {layer.name} is in two tensors; expected each layer in one"
-            raise LayoutError(msg)
+            raise LayoutError(f"layer {layer.name} is in two tensors; expected each layer in one")
         _check(layer)
         layers[layer.name] = layer
     return layers
@@ -141,23 +140,20 @@ def _check(layer: EngineLayer) -> None:
     tokens, rest = divmod(page.tokens, ratio)
     expected = (layer.num_blocks * ratio, page.heads, tokens, page.content)
     if rest or view.shape != expected:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: a view of shape {view.shape}; expected {expected} from "
             f"{layer.num_blocks} blocks, and the heads, tokens and content of its spec"
         )
-        raise LayoutError(msg)
     if view.offset != layer.start:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: its view starts {view.offset:,} bytes into the allocation; "
             f"expected {layer.start:,}, its tensor's offset and layer strides"
         )
-        raise LayoutError(msg)
     if layer.block_stride % (ratio * view.element_bytes):
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: a block stride of {layer.block_stride:,} bytes; expected a "
             f"multiple of {ratio} kernel blocks and of the {view.element_bytes} of an element"
         )
-        raise LayoutError(msg)
 
 
 def layout_of(layers: Collection[EngineLayer], size_bytes: int, named: str | None) -> Layout:
@@ -172,11 +168,10 @@ def layout_of(layers: Collection[EngineLayer], size_bytes: int, named: str | Non
         left = [each for each in before if layer.is_explained(each)]
         if not left:
             wanted = ", ".join(f"{layer.strides(each)} as {each.name}" for each in before)
-            msg = (
+            raise LayoutError(
                 f"layer {layer.name}: a view of shape {layer.view.shape} with strides "
                 f"{layer.view.strides} bytes; expected {wanted}"
             )
-            raise LayoutError(msg)
     return left[0]
 
 
@@ -191,11 +186,10 @@ def _candidates(
     other = next((x for x in layers if x.block_stride * x.num_blocks != size_bytes), None)
     found = found or [each for each in LAYOUTS if is_block_outer(each) == (other is None)]
     if other is not None and is_block_outer(found[0]):
-        msg = (
+        raise LayoutError(
             f"layer {other.name}: {other.num_blocks} blocks of {other.block_stride:,} bytes; "
             f"expected {size_bytes:,} in all, as {named} has blocks across layers"
         )
-        raise LayoutError(msg)
     return found
 
 

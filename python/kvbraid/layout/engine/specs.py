@@ -69,11 +69,10 @@ def read_page(name: str, spec: Foreign) -> EnginePage:
     classes = [each.__name__ for each in type(spec).__mro__]
     kind = next((KINDS[each] for each in classes if each in KINDS), None)
     if kind is None:
-        msg = (
+        raise LayoutError(
             f"layer {name}: a {classes[0]} is not known; expected one of {', '.join(KINDS)}, or "
             "a class that derives from one"
         )
-        raise LayoutError(msg)
     fields = _STATE_FIELDS if kind is SpecKind.MAMBA else _ATTENTION_FIELDS
     require(f"layer {name}: its spec", spec, fields, "from_engine reads that of vLLM 0.32")
     if kind is SpecKind.MAMBA:
@@ -85,11 +84,10 @@ def read_page(name: str, spec: Foreign) -> EnginePage:
     dtype, content_bytes = _dtype(spec.dtype), spec.state_content_size_bytes
     content, rest = divmod(content_bytes, ELEMENT_BYTES.get(dtype, content_bytes + 1))
     if rest:
-        msg = (
+        raise LayoutError(
             f"layer {name}: {content_bytes} bytes of a token's head are no whole number of "
             f"elements of type {dtype}; expected one of {', '.join(ELEMENT_BYTES)} that divides"
         )
-        raise LayoutError(msg)
     return EnginePage(
         kind=kind, heads=spec.num_heads, tokens=spec.num_states, content=content, dtype=dtype
     )

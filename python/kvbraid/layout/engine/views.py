@@ -41,8 +41,7 @@ def require(what: str, thing: Foreign, names: Iterable[str], remedy: str) -> Non
     """
     missing = next((name for name in names if not hasattr(thing, name)), None)
     if missing is not None:
-        msg = f"{what} is a {type(thing).__name__} without {missing}; {remedy}"
-        raise LayoutError(msg)
+        raise LayoutError(f"{what} is a {type(thing).__name__} without {missing}; {remedy}")
 
 
 def read_view(name: str, view: Foreign) -> EngineView:

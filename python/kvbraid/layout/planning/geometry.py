@@ -50,28 +50,25 @@ class Geometry:
         """Refuse a geometry that describes no memory."""
         check("dtype", self.dtype, one_of(ELEMENT_BYTES))
         if self.shape.count(None) != 1:
-            msg = f"shape = {self.shape}; expected one None, for the blocks"
-            raise InvalidValueError(msg)
+            raise InvalidValueError(f"shape = {self.shape}; expected one None, for the blocks")
         rank = len(self.shape)
         meant = [each for each in (self.heads, self.tokens) if each is not None]
         if not all(size is None or SIZE.fits(size) for size in self.shape):
             msg = f"shape = {self.shape}; expected sizes of at least 1, in whole numbers"
             raise InvalidValueError(msg)
         if len({self.blocks, *meant}) <= len(meant) or not set(meant) <= set(range(rank)):
-            msg = (
+            raise InvalidValueError(
                 f"heads = {self.heads}, tokens = {self.tokens}; expected dimensions of their own "
                 f"among the {rank} of the shape, and not the blocks' {self.blocks}"
             )
-            raise InvalidValueError(msg)
         if sorted(self.order) != list(range(rank)):
             msg = f"order = {self.order}; expected an order of the {rank} dimensions of the shape"
             raise InvalidValueError(msg)
         if sorted(self.layer_order) != list(range(rank + 1)):
-            msg = (
+            raise InvalidValueError(
                 f"with_layers = {self.with_layers}; expected an order of 0 (the layers) "
                 f"and the {rank} dimensions of the shape, 1 to {rank}"
             )
-            raise InvalidValueError(msg)
 
     @property
     def blocks(self) -> int:

@@ -79,24 +79,21 @@ class LayoutLayer:
             msg = f"a layer without a name ({shown(self.name)}); give each layer a text of its own"
             raise InvalidValueError(msg)
         if self.page.page_bytes == 0:
-            msg = (
+            raise InvalidValueError(
                 f"layer {self.name}: a page without bytes; leave the layer out, or name its owner"
             )
-            raise InvalidValueError(msg)
         for what in ("content_bytes", "page_bytes"):
             check(f"layer {self.name}: {what} of its page", getattr(self.page, what), SIZE)
         if self.state is not None and any("." in each.name for each in self.state.tensors):
-            msg = (
+            raise InvalidValueError(
                 f"layer {self.name}: a tensor of its state has a dot in its name; leave it out, "
                 "as views are named layer.tensor"
             )
-            raise InvalidValueError(msg)
         if self.geometry is not None and self.heads is None:
-            msg = (
+            raise InvalidValueError(
                 f"layer {self.name}: a geometry, but no keys and values to be viewed by it; leave "
                 "the geometry out"
             )
-            raise InvalidValueError(msg)
         check(f"layer {self.name}: alignment", self.alignment, SIZE)
         check(f"layer {self.name}: kernel_block", self.kernel_block, SIZE.or_none())
 
@@ -193,11 +190,10 @@ def _layer(layer: CacheLayer, name: str, layout: Layout, kernel_block: int | Non
         return LayoutLayer(name=name, page=page)
     tokens = page.block_size if kernel_block is None else kernel_block
     if tokens % page.tokens_per_entry:
-        msg = (
+        raise LayoutError(
             f"layer {name}: kernel blocks of {tokens} tokens have no whole entries of "
             f"{page.tokens_per_entry} tokens; choose a kernel block that is a multiple"
         )
-        raise LayoutError(msg)
     return LayoutLayer(
         name=name,
         page=page,

@@ -97,8 +97,7 @@ def plan_memory(
 def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
     """Refuse no groups, names given twice, and aliases of nothing."""
     if not groups:
-        msg = "no groups, so there is no memory to plan; give at least one group"
-        raise LayoutError(msg)
+        raise LayoutError("no groups, so there is no memory to plan; give at least one group")
     layers = [layer for group in groups for layer in group.layers]
     views = Counter(name for layer in layers for name in layer.view_names)
     _refuse_repeated(views)
@@ -110,11 +109,10 @@ def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
             msg = f"layer {shown(alias)} reads the cache of layer {owner}; its name must be a text"
             raise LayoutError(msg)
         if owner not in names:
-            msg = (
+            raise LayoutError(
                 f"layer {alias} reads the cache of layer {owner}, which has no keys and values; "
                 "name its owner"
             )
-            raise LayoutError(msg)
         if alias in views:
             msg = f"layer {alias} has a cache and reads that of {owner}; leave one of them out"
             raise LayoutError(msg)
@@ -158,19 +156,17 @@ def _num_blocks(
     """Return the number of blocks, at least 2, and as many as fit into the memory given."""
     sizes = [buffer.block_bytes for buffer in buffers]
     if num_blocks is not None and memory_bytes is not None:
-        msg = "num_blocks and memory_bytes are both given; give one of them"
-        raise InvalidValueError(msg)
+        raise InvalidValueError("num_blocks and memory_bytes are both given; give one of them")
     if memory_bytes is not None:
         check("memory_bytes", memory_bytes, OFFSET)
         num_blocks = memory_bytes // sum(sizes)
         while num_blocks >= MIN_BLOCKS and _end(sizes, num_blocks) > memory_bytes:
             num_blocks -= 1  # Padding between buffers is some hundred blocks of bytes at most.
         if num_blocks < MIN_BLOCKS:
-            msg = (
+            raise LayoutError(
                 f"{memory_bytes:,} bytes hold {max(num_blocks, 0)} blocks of {sum(sizes):,}; at "
                 f"least {MIN_BLOCKS} are needed, as block 0 is the null block; give more memory"
             )
-            raise LayoutError(msg)
     check("num_blocks", num_blocks, NUM_BLOCKS.or_none())
     if (end := _end(sizes, num_blocks or 1)) > MAX_SIZE:
         msg = f"{end:,} bytes for {num_blocks or 1:,} blocks; no memory has 2**63, so give less"
@@ -239,8 +235,7 @@ def _refuse_mixed_kernels(places: Iterable[LayerPlace], split: Split | None) -> 
     for ratios in found.values():
         if len(ratios) > 1:
             listed = ", ".join(f"{name} has {ratio}" for ratio, name in ratios.items())
-            msg = (
+            raise LayoutError(
                 "layers of one group have several numbers of kernel blocks in a block "
                 f"({listed}), which cannot be interleaved; split them intact"
             )
-            raise LayoutError(msg)

@@ -121,11 +121,10 @@ def _shape(
     real = shape(kernel_block, heads.num)
     expected = [heads.num if axis == heads_at else size for axis, size in enumerate(asked)]
     if list(real) != expected:
-        msg = (
+        raise LayoutError(
             f"get_kv_cache_shape gives {asked} for {num_heads} heads and {real} for {heads.num}; "
             "expected them to differ in the heads alone"
         )
-        raise LayoutError(msg)
     logical = tuple(None if axis == blocks_at else size for axis, size in enumerate(real))
     try:
         tokens_at = _found("tokens", long_block, shape(long_block, heads.num))
@@ -137,11 +136,10 @@ def _shape(
 def _found(what: str, sentinel: int, shape: tuple[int, ...]) -> int:
     """Return the one dimension with this size."""
     if shape.count(sentinel) != 1:
-        msg = (
+        raise LayoutError(
             f"get_kv_cache_shape gives {shape} for {sentinel} {what}; expected {sentinel} in it "
             f"exactly once, and it is there {shape.count(sentinel)} times"
         )
-        raise LayoutError(msg)
     return shape.index(sentinel)
 
 
@@ -183,5 +181,4 @@ def _asked(backend: Backend, method: str, *sizes: int, **options: object) -> tup
         return tuple(index(each) for each in getattr(backend, method)(*sizes, **options))
     except Exception as error:
         text = one_line(f"{type(error).__name__}: {error}")
-        msg = f"{method} raised {text}"
-        raise LayoutError(msg) from error
+        raise LayoutError(f"{method} raised {text}") from error

@@ -154,18 +154,16 @@ def _pieces_view(
     """A layer alone, stored as its backend does, with something before its blocks."""
     layer, size = place.layer, ELEMENT_BYTES[geometry.dtype]
     if num_blocks is None:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: its blocks are not its first dimension, so its strides depend "
             "on their number; plan with num_blocks or memory_bytes"
         )
-        raise LayoutError(msg)
     if layer.page.content_bytes != layer.page.page_bytes:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: pages padded from {layer.page.content_bytes:,} to "
             f"{layer.page.page_bytes:,} bytes, and blocks that are not the first dimension; "
             "padding needs blocks first"
         )
-        raise LayoutError(msg)
     ratio = kernel_blocks(layer, split)
     rows = num_blocks * ratio
     shape = tuple(rows if each is None else each for each in geometry.shape)
@@ -196,32 +194,28 @@ def kernel_blocks(layer: LayoutLayer, split: Split | None) -> int:
     kernel_block = layer.kernel_block or tokens
     ratio, rest = divmod(tokens, kernel_block)
     if rest:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: kernel blocks of {kernel_block} tokens do not divide its blocks "
             f"of {tokens}; choose a block size that is a multiple"
         )
-        raise LayoutError(msg)
     kernel_bytes = layer.geometry.num_elements * ELEMENT_BYTES[layer.geometry.dtype]
     if kernel_bytes * ratio != layer.page.content_bytes:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: {ratio} kernel blocks of {kernel_bytes:,} bytes, as its backend "
             f"shapes them, are not the {layer.page.content_bytes:,} bytes of its page; give the "
             "geometry of the same heads, block and type"
         )
-        raise LayoutError(msg)
     if ratio > 1 and split is None:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: blocks of {tokens} tokens for kernel blocks of {kernel_block}; "
             "say how to split them: interleaved or intact"
         )
-        raise LayoutError(msg)
     if ratio > 1 and layer.page.content_bytes != layer.page.page_bytes:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: its page is padded from {layer.page.content_bytes:,} to "
             f"{layer.page.page_bytes:,} bytes, and a padded page cannot be split into kernel "
             "blocks; use blocks of the kernel's size"
         )
-        raise LayoutError(msg)
     return ratio
 
 
@@ -230,11 +224,10 @@ def _divided(place: LayerPlace, ratio: int) -> int:
     row_bytes, rest = divmod(place.block_bytes, ratio)
     padded = place.block_bytes != place.num_slots * place.layer.page.page_bytes
     if rest or (ratio > 1 and (place.order is Order.PACKED or padded)):
-        msg = (
+        raise LayoutError(
             f"layer {place.layer.name}: {ratio} kernel blocks cannot be interleaved in a block of "
             f"{place.block_bytes:,} bytes that is not full of equal pages; split it intact"
         )
-        raise LayoutError(msg)
     return row_bytes
 
 
@@ -242,11 +235,10 @@ def _rows(place: LayerPlace, kernel_bytes: int) -> int:
     """Return the kernel blocks' worth of bytes from one block to the next, if pages are intact."""
     rows, rest = divmod(place.block_bytes, kernel_bytes)
     if rest:
-        msg = (
+        raise LayoutError(
             f"layer {place.layer.name}: kernel blocks of {kernel_bytes:,} bytes do not divide the "
             f"block's {place.block_bytes:,}, so no one stride reaches them all; do not split it"
         )
-        raise LayoutError(msg)
     return rows
 
 
@@ -272,20 +264,18 @@ def _refuse_unaligned(layer: LayoutLayer, view: View) -> None:
     """Refuse a first byte, or a step to the next block, that is not as the layer asks for."""
     step = view.stride[view.blocks] * ELEMENT_BYTES[view.dtype]
     if view.offset % layer.alignment or step % layer.alignment:
-        msg = (
+        raise LayoutError(
             f"layer {layer.name}: its page starts {view.offset:,} bytes into a block and the next "
             f"{step:,} later, but the layer asks for multiples of {layer.alignment:,}; pad "
             f"its pages of {layer.page.page_bytes:,} bytes to one, or pack them"
         )
-        raise LayoutError(msg)
 
 
 def _refuse_misaligned(name: str, dtype: str, size: int, offset: int, stride: int) -> None:
     """Refuse an offset or a block stride that is no whole number of elements."""
     for what, value in (("offset", offset), ("block stride", stride)):
         if value % size:
-            msg = (
+            raise LayoutError(
                 f"{name}: its {what} of {value:,} bytes is no multiple of the {size} bytes of a "
                 f"{dtype}; pad the page to a multiple of {size}"
             )
-            raise LayoutError(msg)

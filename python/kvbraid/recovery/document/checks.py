@@ -153,10 +153,9 @@ def _of_numbers(state: Checked, run: RunFields, path: str) -> Iterator[_Fault]:
     unit = gcd(hash_block_size(state.topology), state.topology.alignment or 0)
     boundaries = run.num_tokens // unit * len(run.tables)
     if boundaries > MAX_BOUNDARIES:
-        msg = (
+        raise TooLargeError(
             f"{path} has {boundaries} boundaries; at most {MAX_BOUNDARIES} are read: leave it out"
         )
-        raise TooLargeError(msg)
 
 
 def _of_blocks(state: Checked, run: RunFields, path: str) -> Iterator[_Fault]:

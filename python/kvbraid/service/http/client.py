@@ -179,8 +179,7 @@ def _listed(source: str, data: bytes) -> TokenBytes:
     try:
         return _as_bytes(source, msgspec.json.decode(data, type=list[int]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"{source}: not a JSON list of token ids ({error})"
-        raise InvalidValueError(msg) from None
+        raise InvalidValueError(f"{source}: not a JSON list of token ids ({error})") from None
 
 
 def _raw(source: str, data: bytes) -> TokenBytes:
@@ -194,8 +193,7 @@ def _as_bytes(source: str, numbers: Sequence[int]) -> TokenBytes:
     try:
         tokens = array("Q" if max(numbers, default=0) >= 1 << 32 else "I", numbers)
     except OverflowError as error:
-        msg = f"{source}: not a JSON list of token ids ({error})"
-        raise InvalidValueError(msg) from None
+        raise InvalidValueError(f"{source}: not a JSON list of token ids ({error})") from None
     if sys.byteorder == "big":
         tokens.byteswap()
     return TokenBytes(tokens.tobytes(), tokens.itemsize)

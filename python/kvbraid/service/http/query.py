@@ -51,8 +51,7 @@ def _query_value(name: str, texts: list[str]) -> object:
     if name in _LISTS:
         return [part for text in texts for part in text.split(",")]
     if len(texts) > 1:
-        msg = f"{name} is given {len(texts)} times"
-        raise ValueError(msg)
+        raise ValueError(f"{name} is given {len(texts)} times")
     return _query_object(name, texts[0]) if name in _OBJECTS else texts[0]
 
 

@@ -178,11 +178,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        msg = f"{path}: {_reason(error)}"
-        raise CaptureError(msg) from error
+        raise CaptureError(f"{path}: {_reason(error)}") from error
     if not isinstance(config, dict):
-        msg = f"{path}: a {type(config).__name__}; expected one JSON object"
-        raise CaptureError(msg)
+        raise CaptureError(f"{path}: a {type(config).__name__}; expected one JSON object")
     return config
 
 
@@ -199,8 +197,7 @@ def _content(directory: Path, name: str) -> tuple[Path, bytes]:
             return packed, lzma.decompress(packed.read_bytes())
         return path, path.read_bytes()
     except (OSError, lzma.LZMAError) as error:
-        msg = f"{packed if packed.exists() else path}: {_reason(error)}"
-        raise CaptureError(msg) from error
+        raise CaptureError(f"{packed if packed.exists() else path}: {_reason(error)}") from error
 
 
 def _messages(directory: Path) -> Iterator[Message]:
@@ -249,8 +246,7 @@ def _operations(directory: Path, row: "_RowReader", *, concurrent: bool) -> Iter
                 yield CacheReset()
         except (ValueError, KeyError, TypeError) as error:
             what = f"no field {error}" if isinstance(error, KeyError) else error
-            msg = f"{path}: line {number}: {what}"
-            raise CaptureError(msg) from error
+            raise CaptureError(f"{path}: line {number}: {what}") from error
 
 
 def _of_vllm(fields: Mapping[str, Any], concurrent: bool) -> Lookup:

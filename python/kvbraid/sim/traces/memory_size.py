@@ -36,8 +36,7 @@ def parse_size(text: str) -> int:
         raise InvalidValueError(msg)
     if found is None or found[2] not in UNITS:
         expected = "expected a number and a unit, such as 40GiB or 80GB"
-        msg = f"{shown(text)} is not a size of memory; {expected}"
-        raise InvalidValueError(msg)
+        raise InvalidValueError(f"{shown(text)} is not a size of memory; {expected}")
     return int(float(found[1]) * UNITS[found[2]])
 
 

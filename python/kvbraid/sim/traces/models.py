@@ -74,11 +74,10 @@ def simulated_model(name: str, options: EngineOptions | None = None) -> Simulate
     """
     options = options or EngineOptions()
     if name not in CONFIGS and not Path(name).exists():
-        msg = (
+        raise UnknownError(
             f"model {name!r} is not known; expected one of {', '.join(CONFIGS)}, or the path of a "
             "config.json"
         )
-        raise UnknownError(msg)
     config = find_config(name)
     try:
         grouping = group_config(config, options).grouping

@@ -48,13 +48,11 @@ def _row(line: bytes, where: str) -> _Row:
         num_tokens, ids = int(fields["input_length"]), array("q", fields["hash_ids"])
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         what = f"no field {error}" if isinstance(error, KeyError) else error
-        msg = f"{where}: {what}"
-        raise TraceError(msg) from error
+        raise TraceError(f"{where}: {what}") from error
     expected = -(-num_tokens // BLOCK_TOKENS)
     if num_tokens < 1 or len(ids) != expected:
-        msg = (
+        raise TraceError(
             f"{where}: {len(ids)} ids for {num_tokens} tokens; expected at least one token, and "
             f"{max(1, expected)} ids of {BLOCK_TOKENS} tokens"
         )
-        raise TraceError(msg)
     return num_tokens, ids

@@ -33,11 +33,10 @@ def check_parts(what: str, block_tokens: int) -> None:
         InvalidValueError: The message says whose blocks they are.
     """
     if block_tokens % PART_TOKENS or block_tokens < 1:
-        msg = (
+        raise InvalidValueError(
             f"blocks of the {what} have {block_tokens} tokens; expected a multiple of "
             f"{PART_TOKENS}, in which traces are simulated"
         )
-        raise InvalidValueError(msg)
 
 
 class PrefixHashes:

@@ -48,8 +48,7 @@ def read(name: str, lines: Iterable[bytes], where: str, *, encode: Encode | None
             try:
                 yield _prompt(json.loads(line), encode)
             except (ValueError, RecursionError) as error:
-                msg = f"{where}: line {number}: {error}"
-                raise TraceError(msg) from error
+                raise TraceError(f"{where}: line {number}: {error}") from error
 
     return trace_of(name, prompts(), f"{where}: line")
 
@@ -67,8 +66,7 @@ def trace_of(name: str, prompts: Iterable[Prompt], where: str) -> Trace:
         try:
             rows.append(_row(prompt, conversations))
         except InvalidValueError as error:
-            msg = f"{where} {number}: {error}"
-            raise TraceError(msg) from error
+            raise TraceError(f"{where} {number}: {error}") from error
     return Trace(
         name=name, block_tokens=PART_TOKENS, num_requests=len(rows), play=lambda: iter(rows)
     )
@@ -119,11 +117,10 @@ def _prompt(line: Any, encode: Encode | None) -> Prompt:  # noqa: ANN401 - a lin
         return Prompt(tokens=_tokens(line["token_ids"]), **named)
     prompt = line.get("prompt")
     if prompt is None and "messages" in line:
-        msg = (
+        raise InvalidValueError(
             "messages are no prompt; give the text that the model's chat template makes of them "
             "as `prompt`, or its tokens as `token_ids`"
         )
-        raise InvalidValueError(msg)
     if not isinstance(prompt, str):
         return Prompt(tokens=_tokens(prompt), **named)
     if encode is None:

@@ -36,8 +36,7 @@ def read_trace(path: Path, *, encode: Encode | None = None) -> Trace:
     """
     lines = [line for line in _lines(path) if line.strip()]
     if not lines:
-        msg = f"{path}: no line; expected one JSON object per line"
-        raise TraceError(msg)
+        raise TraceError(f"{path}: no line; expected one JSON object per line")
     reader = _reader(lines[0], path)
     if reader is prompts.read:
         reader = partial(prompts.read, encode=encode)
@@ -56,20 +55,18 @@ def _reader(line: bytes, path: Path) -> _Reader:
         if isinstance(fields, dict) and name in fields:
             return reader
     known = ", ".join(f"`{name}`" for name, _ in FORMS)
-    msg = (
+    raise TraceError(
         f"{path}: the first line has none of {known}; expected requests with tokens or text, or a "
         "trace that says which prefixes are shared: arrivals and lengths alone tell nothing about "
         "a cache"
     )
-    raise TraceError(msg)
 
 
 def _lines(path: Path) -> list[bytes]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        msg = f"{path}: {error.strerror or error}"
-        raise TraceError(msg) from error
+        raise TraceError(f"{path}: {error.strerror or error}") from error
     if path.suffix == ".zst":
         data = _decompress(path, data)
     return data.splitlines()
@@ -79,17 +76,15 @@ def _decompress(path: Path, data: bytes) -> bytes:
     """Decompress with Python itself (3.14 and later) or with the package zstandard."""
     zstd = _module("compression.zstd") or _module("zstandard")
     if zstd is None:
-        msg = (
+        raise TraceError(
             f"{path}: reading .zst needs the package zstandard: {remedy('traces')}, or decompress "
             "the file with zstd -d"
         )
-        raise TraceError(msg)
     try:
         with zstd.open(io.BytesIO(data), "rb") as file:
             content: bytes = file.read()
     except (zstd.ZstdError, EOFError) as error:
-        msg = f"{path}: {error}"
-        raise TraceError(msg) from error
+        raise TraceError(f"{path}: {error}") from error
     return content
 
 

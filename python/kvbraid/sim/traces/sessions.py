@@ -68,8 +68,7 @@ def read(name: str, lines: Iterable[bytes], where: str) -> Trace:
                 sessions[content] = _session(fields["reqs"])
         except (ValueError, KeyError, TypeError) as error:
             what = f"no field {error}" if isinstance(error, KeyError) else error
-            msg = f"{where}: line {number}: {what}"
-            raise TraceError(msg) from error
+            raise TraceError(f"{where}: line {number}: {what}") from error
     if len(sizes) != 1:
         msg = f"{where}: blocks of {sorted(sizes)} tokens; expected one size for all sessions"
         raise TraceError(msg)

@@ -76,12 +76,11 @@ def check_pool(model: SimulatedModel, num_blocks: int) -> None:
     """
     if not 2 <= num_blocks < _TOO_MANY_BLOCKS:
         remedy = "more" if num_blocks < 2 else "less"
-        msg = (
+        raise InvalidValueError(
             f"a pool of {counted(num_blocks, 'block')}, each of {model.block_bytes:,} bytes for "
             f"{model.name}; expected at least two, one of them the null block, and fewer than "
             f"{_TOO_MANY_BLOCKS}: give {remedy} memory"
         )
-        raise InvalidValueError(msg)
 
 
 def simulate(

@@ -63,12 +63,11 @@ def check_chained(rows: Iterable[tuple[int, Sequence[int]]], where: str) -> None
     for number, ids in rows:
         for previous, current in _pairs(ids):
             if before.setdefault(current, previous) != previous:
-                msg = (
+                raise TraceError(
                     f"{where}: line {number}: id {current} follows {_shown(previous)} here and "
                     f"{_shown(before[current])} before; expected ids of whole prefixes, so chain "
                     "each with the id before it"
                 )
-                raise TraceError(msg)
 
 
 def _pairs(ids: Sequence[int]) -> Iterator[tuple[int | None, int]]:

@@ -46,11 +46,10 @@ def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoverySettings
     try:
         options = msgspec.convert(asked, RecoverySettings)
     except msgspec.ValidationError as error:
-        msg = (
+        raise InvalidValueError(
             f'kv_connector_extra_config has {asked!r} under "{KEY}": {error}; expected '
             '{"policy": "recompute", "retry" or "fail", "retries": count, '
             '"deadline_ms": milliseconds, "tier_cooldown_s": seconds, '
             '"state_interval_tokens": count, "late_report_steps": count}'
-        )
-        raise InvalidValueError(msg) from error
+        ) from error
     return options.policy or Policy(config.kv_load_failure_policy), options
