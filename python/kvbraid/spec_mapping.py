@@ -5,7 +5,7 @@ otherwise a misspelled field would silently leave its default in force.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, Literal
 
 from kvbraid.engine import EVENT_FORMATS, REPORT_MODES, EngineProfile
@@ -98,14 +98,8 @@ def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
         TopologyError: The message names the field, its value and what was expected.
     """
     found = _read(mapping)
-    return Topology(
-        groups=tuple(_group(at, fields) for at, fields in enumerate(found.groups or ())),
-        alignment=found.alignment,
-        hash_block_size=found.hash_block_size,
-        partial_hits=found.partial_hits,
-        replay_tokens=found.replay_tokens or 0,
-        hash_lookahead=found.hash_lookahead or 0,
-    )
+    groups = tuple(_group(at, each) for at, each in enumerate(found.groups or ()))
+    return Topology(**_given(found, Topology, groups=groups))
 
 
 def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
@@ -116,20 +110,9 @@ def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
     """
     found = _read(mapping)
     seed = found.hash_seed if found.PYTHONHASHSEED is None else found.PYTHONHASHSEED
-    return EngineProfile(
-        dialect=found.dialect or found.engine or EngineDialect.VLLM,
-        hash_algo=found.hash_algo,
-        hash_seed=None if seed is None else str(seed),
-        report_mode=found.report_mode or "incremental",
-        retention=found.retention,
-        extra_keys=bool(found.extra_keys),
-        adapter_reloads=bool(found.adapter_reloads),
-        event_format=found.event_format or "default",
-        silent_pools_never_short=bool(found.silent_pools_never_short),
-        window_pool_tokens=found.window_pool_tokens,
-        state_slots=found.state_slots,
-        chunked_prefill_size=found.chunked_prefill_size,
-    )
+    text = None if seed is None else str(seed)
+    dialect = found.dialect or found.engine
+    return EngineProfile(**_given(found, EngineProfile, dialect=dialect, hash_seed=text))
 
 
 def pod_from_mapping(
@@ -176,22 +159,23 @@ def _read(mapping: Mapping[str, object]) -> _PodMapping:
     return found
 
 
-def _group(at: int, fields: _GroupMapping) -> GroupSpec:
-    path, kind = f"topology.groups[{at}]", fields.kind or fields.event_kind
-    if kind is None or fields.block_size is None:
-        missing = "kind" if kind is None else "block_size"
-        msg = f"{path}.{missing} is missing; each group needs its kind and block_size"
-        raise TopologyError(msg)
-    eagle = fields.eagle if fields.use_eagle is None else fields.use_eagle
+def _group(at: int, found: _GroupMapping) -> GroupSpec:
+    kind, window = found.kind or found.event_kind, found.window or found.event_window
+    given = _given(found, GroupSpec, kind=kind, window=window, eagle=found.use_eagle)
+    path = f"topology.groups[{at}]"
+    for name in ("kind", "block_size"):
+        if name not in given:
+            msg = f"{path}.{name} is missing; each group needs its kind and block_size"
+            raise TopologyError(msg)
     try:
-        return GroupSpec(
-            kind=kind,
-            block_size=fields.block_size,
-            window=fields.window or fields.event_window,
-            chunk=fields.chunk,
-            eagle=bool(eagle),
-            prefix_cacheable=fields.prefix_cacheable is not False,
-            variant=fields.variant or 0,
-        )
+        return GroupSpec(**given)
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from None
+
+
+def _given(found: _PodMapping | _GroupMapping, record: type, **first: object) -> dict[str, Any]:
+    """The fields of a record that are given: in `first`, else under their own names in `found`."""
+    own = {each.name: getattr(found, each.name, None) for each in fields(record)}
+    return {
+        name: value for row in (own, first) for name, value in row.items() if value is not None
+    }
