@@ -93,8 +93,7 @@ class Scores:
         return len(self._native)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownGroup:
+class KnownGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One group as configured, or as learned from events."""
 
     group: GroupId | None
@@ -105,8 +104,7 @@ class KnownGroup:
     eagle: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStrip:
+class GroupStrip(msgspec.Struct, frozen=True, kw_only=True):
     """What one group holds along a request, and what it accepts.
 
     `held[j]` says whether the block that ends at token `(j + 1) * block_size` is held. `accepted`
@@ -122,8 +120,7 @@ class GroupStrip:
     accepted: Sequence[int] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodExplanation:
+class PodExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The reasons for one rank's answer."""
 
     pod: PodId
@@ -143,8 +140,7 @@ class Explanation:
     rows: Sequence[PodExplanation]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodInfo:
+class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows about one rank.
 
     `placed` counts the hashes in the rank's events by how their places were found (`tokens`,

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvbraid.fleet.answer import Limiting, PodScore
+from kvbraid.fleet.answer import GroupStrip, KnownGroup, PodExplanation, PodInfo, PodScore
 from kvbraid.ids import PodState
-from kvbraid.spec import SpecKind
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True):
@@ -50,18 +49,11 @@ class Strips(NamedTuple):
     upper: int
 
 
-class ExplainGroup(msgspec.Struct, frozen=True):
+class ExplainGroup(GroupStrip, frozen=True, kw_only=True):
     """One group: block j ends at token (j + 1) * block_size; `accepted` are boundaries above 0.
 
     `accepted` is null for a group that never restricts a prefix.
     """
-
-    group: int | None
-    kind: SpecKind
-    block_size: int
-    window: int | None
-    held: list[bool]
-    accepted: list[int] | None
 
     def strip(self, num_tokens: int, unit: int) -> Strip:
         """Return the group in cells of `unit` tokens."""
@@ -78,16 +70,9 @@ class ExplainGroup(msgspec.Struct, frozen=True):
         )
 
 
-class ExplainRow(msgspec.Struct, frozen=True):
+class ExplainRow(PodExplanation, frozen=True, kw_only=True):
     """The reasons for the answer of one pod and rank."""
 
-    pod: str
-    dp_rank: int
-    state: PodState
-    lower: int
-    upper: int
-    limiting: Limiting | None
-    reason: str
     groups: list[ExplainGroup]
 
     def strips(self, num_tokens: int, *, most_cells: int) -> Strips:
@@ -106,35 +91,18 @@ class ExplainAnswer(msgspec.Struct, frozen=True):
     pods: list[ExplainRow]
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(KnownGroup, frozen=True, kw_only=True):
     """One group as configured, or as learned from events; sizes in tokens."""
 
-    group: int | None
-    kind: SpecKind
-    block_size: int
-    window: int | None
-    chunk: int | None
-    eagle: bool
 
-
-class IndexRow(msgspec.Struct, frozen=True):
+class IndexRow(PodInfo, frozen=True, kw_only=True):
     """What the index knows about one pod and rank.
 
     `placed` counts entries by the means that placed them, and those without a place;
     `hash_function` says how far the engine's hash function is trusted.
     """
 
-    pod: str
-    dp_rank: int
-    model: str
-    state: PodState
-    reason: str
-    messages: int
     groups: list[Group]
-    placed: dict[str, int]
-    refused: dict[str, int]
-    hash_function: str
-    num_blocks: int
 
 
 class FeedRow(msgspec.Struct, frozen=True):
@@ -150,7 +118,7 @@ class FeedRow(msgspec.Struct, frozen=True):
     is_rebuilt: bool
 
 
-class PodRow(IndexRow, frozen=True):
+class PodRow(IndexRow, frozen=True, kw_only=True):
     """One pod and rank in GET /v1/pods; `last_seq` is null before the first message.
 
     `remedy` says what to do about messages that are lost; it is empty if none are missing.

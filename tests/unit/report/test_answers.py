@@ -31,14 +31,14 @@ from rich.console import Console
 def group(index: int, kind: SpecKind, held: str, accepted: list[int] | None) -> ExplainGroup:
     window = 32 if kind is SpecKind.SLIDING_WINDOW else None
     return ExplainGroup(
-        group=index, kind=kind, block_size=16, window=window,
+        group=GroupId(index), kind=kind, block_size=16, window=window,
         held=[mark == "x" for mark in held], accepted=accepted,
     )  # fmt: skip
 
 
 def explained(num_tokens: int, *groups: ExplainGroup) -> ExplainAnswer:
     row = ExplainRow(
-        pod="a", dp_rank=0, state=PodState.EXACT, lower=32, upper=32,
+        pod=PodId("a"), dp_rank=0, state=PodState.EXACT, lower=32, upper=32,
         limiting=Limiting(group=GroupId(1), boundary=48), reason="", groups=list(groups),
     )  # fmt: skip
     return ExplainAnswer(model="m", num_tokens=num_tokens, pods=[row])
@@ -129,7 +129,7 @@ def test_a_time_that_no_clock_shows_is_dashes(ts: float | None) -> None:
     assert line == "--:--:--.--- a #-1 empty"
 
 
-HOSTILE = "a\x1b[2J\u202eb[/bold]\n"
+HOSTILE = PodId("a\x1b[2J\u202eb[/bold]\n")
 
 
 def test_what_an_engine_sends_cannot_steer_the_terminal() -> None:
@@ -148,8 +148,9 @@ def test_what_an_engine_sends_cannot_steer_the_terminal() -> None:
 def test_what_to_do_about_a_loss_stands_beside_its_reason() -> None:
     file = StringIO()
     row = PodRow(
-        pod="a", dp_rank=0, model="m", state=PodState.DEGRADED, reason="batches 0 to 3 are lost",
-        messages=0, groups=[], placed={}, refused={}, hash_function="", num_blocks=0,
+        pod=PodId("a"), dp_rank=0, model="m", state=PodState.DEGRADED, messages=0,
+        reason="batches 0 to 3 are lost", groups=[], placed={}, refused={}, hash_function="",
+        num_blocks=0,
         last_seq=None, endpoint="", replay_endpoint=None, bind=None, remedy="list the groups",
     )  # fmt: skip
     show_pods(Console(width=200, file=file), PodsAnswer(pods=[row]))

@@ -39,7 +39,7 @@ from rich.console import Console
 from tests.unit.report.terminal import WIDTHS, shown_at
 
 LLAMA4: Final = Path(__file__).parents[2] / "fixtures" / "models" / "llama-4-scout-17b-16e.json"
-PODS: Final = ("qwen3-next-decode-7d9f8b6c5d-x2x4z", "qwen3-next-decode-7d9f8b6c5d-q8k2w")
+PODS: Final = tuple(PodId(f"qwen3-next-decode-7d9f8b6c5d-{end}") for end in ("x2x4z", "q8k2w"))
 MODEL: Final = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 KINDS: Final = (SpecKind.CHUNKED_LOCAL_ATTENTION, SpecKind.SLIDING_WINDOW)
 """Two of the longest names."""
@@ -103,7 +103,7 @@ def scores(console: Console) -> None:
 
 def pods(console: Console) -> None:
     groups = [
-        Group(group=i, kind=kind, block_size=544, window=None, chunk=None, eagle=False)
+        Group(group=GroupId(i), kind=kind, block_size=544, window=None, chunk=None, eagle=False)
         for i, kind in enumerate(KINDS)
     ]
     rows = [
@@ -121,10 +121,11 @@ def pods(console: Console) -> None:
 def explanation(console: Console) -> None:
     groups = [
         ExplainGroup(
-            group=i, kind=kind, block_size=16, window=131_072, held=[True] * 500, accepted=[16]
+            group=GroupId(i), kind=kind, block_size=16, window=131_072,
+            held=[True] * 500, accepted=[16],
         )
         for i, kind in enumerate(KINDS)
-    ]
+    ]  # fmt: skip
     row = ExplainRow(
         pod=PODS[0], dp_rank=0, state=PodState.EXACT, lower=7_984, upper=7_984,
         limiting=Limiting(group=GroupId(1), boundary=8_000), reason="", groups=groups,
