@@ -1,6 +1,6 @@
 """Several requests start in one call: each adopts what is held when its turn comes."""
 
-from kvbraid.cache import CacheManager, Need
+from kvbraid.cache import CacheManager, Need, NoFit
 
 from tests.unit.cache.caches import config, full, leave, window
 
@@ -33,7 +33,7 @@ def test_a_hit_that_one_before_evicts_does_not_fit() -> None:
     hit = cache.match(waits).num_tokens
     assert hit == 36
     step = cache.allocate([start(evicts, 0, 40), start(waits, hit, 40)])
-    assert step.num_fit == 1
+    assert (step.num_fit, step.reason) == (1, NoFit.HIT_EVICTED)
     assert cache.blocks(waits) == [[]]
     assert cache.match(waits).num_tokens < hit
     cache.debug.check_integrity()
