@@ -7,7 +7,6 @@ from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Interval
 from kvbraid.cache.step import NO_MATCH, Need
-from kvbraid.errors import NotHeldError
 from kvbraid.hashing import EngineHash, block_hashes
 from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
@@ -71,54 +70,6 @@ def test_a_request_waits_for_the_block_inside_which_its_hit_ends_until_that_is_w
     )  # This step writes there too, but after 48 tokens.
     assert cache.allocate([more, need]).num_fit == 2
     assert [copy[0] for copy in cache.take_work().copies] == cache.blocks(first)[0]
-
-
-def test_a_request_waits_for_a_copy_that_another_one_has_made_in_the_same_step() -> None:
-    """All copies of a step may be made at once, so none reads what another one writes."""
-    cache = CacheManager(CacheConfig(topology=ONE_GROUP, num_blocks=20))
-    scheduler = OneByOne(cache, max_step_tokens=1_000)
-    assert scheduler.run(range(50)) == 0  # Its block is known at 48.
-    cache.start_step()
-    longer, shorter = cache.add(range(70)), cache.add(range(64))
-    starts = Need(request=longer, num_new_tokens=22, num_hit_tokens=48)
-    assert cache.allocate([starts]).num_fit == 1  # Its copy is known at 64.
-    need = Need(request=shorter, num_new_tokens=16, num_hit_tokens=48)
-    assert cache.match(shorter).num_tokens == 48
-    assert cache.allocate([need]).num_fit == 0
-    cache.take_work()
-    cache.start_step()
-    assert cache.allocate([need]).num_fit == 1
-    assert [copy[0] for copy in cache.take_work().copies] == cache.blocks(longer)[0][:1]
-
-
-def test_a_load_covers_the_end_of_a_hit_and_brings_the_state() -> None:
-    """No state is held where the hit's whole blocks end: only a load makes up for that."""
-    cache = CacheManager(CacheConfig(topology=TOPOLOGY, num_blocks=50, retention=Interval(0)))
-    first = cache.add(range(190))
-    for end in (176, 190):
-        cache.start_step()
-        need = Need(request=first, num_new_tokens=end - cache.num_computed_tokens(first))
-        assert cache.allocate([need]).num_fit == 1
-    cache.take_work()
-    request = cache.add([*range(190), *range(300, 400)])
-    cache.start_step()
-    assert cache.match(request).num_tokens == 176
-    with pytest.raises(NotHeldError, match="group 1 does not hold block 1 of the hit of 128"):
-        cache.allocate([Need(request=request, num_new_tokens=16, num_hit_tokens=128)])
-    need = Need(
-        request=request,
-        num_new_tokens=0,
-        num_hit_tokens=128,
-        num_external_tokens=128,
-        delay_commit=True,
-    )
-    assert cache.allocate([need]).num_fit == 1
-    whole, states = cache.blocks(request)
-    assert whole[:2] == cache.blocks(first)[0][:2]
-    assert states[:3] == [0, 0, 0]
-    assert len(whole) == len(states) == 4
-    assert cache.take_work().copies == []
-    cache.debug.check_integrity()
 
 
 @pytest.mark.parametrize(("partial_junctions", "third_hit"), [(True, 20), (False, 16)])
