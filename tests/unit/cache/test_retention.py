@@ -7,7 +7,6 @@ reads it. Steps end at every block, so that each state that may be kept exists.
 from collections.abc import Sequence
 from math import lcm
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kvbraid.cache import CacheManager, Dense, Interval
@@ -100,22 +99,6 @@ def is_explained(groups: Sequence[GroupSpec], held: Sequence[set[int]], hit: int
         if any((token // size + 1) * size not in ends for token in range(first, hit)):
             return False
     return True
-
-
-@pytest.mark.parametrize("state", [mamba(UNIT), window(6, UNIT)], ids=["state", "window"])
-def test_a_junction_is_kept_from_the_second_request_on(state: GroupSpec) -> None:
-    """Prompts that branch at 12: the first keeps its end only, the second learns of the branch,
-    the third reuses it."""
-    cache = CacheManager(config(full(UNIT), state, retention=Interval(0)))
-    hits = []
-    for branch in range(3):
-        request = cache.add([*range(12), *[100 + branch] * 9])
-        match = cache.match(request)
-        hits.append((match.num_tokens, match.junction))
-        ends = [end for end in (12, 20, 21) if end > match.num_tokens]
-        compute(cache, request, ends, hit=match.num_tokens)
-        cache.release([request])
-    assert hits == [(0, 0), (0, 12), (12, 0)]
 
 
 def test_an_interval_of_zero_keeps_the_end_of_a_prompt_alone() -> None:
