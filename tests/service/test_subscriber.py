@@ -68,31 +68,6 @@ def test_a_late_joiner_is_brought_up_to_date_by_replay(
         assert (row.last_seq, row.messages, row.replays) == (3, 4, 1)
 
 
-def test_a_late_joiner_without_replay_is_degraded_until_a_clear(
-    sink: RecordingSink, subscriber: Subscriber
-) -> None:
-    with open_publisher() as publisher:
-        publish(publisher, "0")
-        follow(subscriber, publisher)
-        assert publisher.wait_subscribed(TIMEOUT_S)
-        publish(publisher, "1")
-        sink.wait(holds(sink.rank("a"), "1", state=PodState.DEGRADED))
-        assert sink.rank("a").losses == 1
-        assert sink.rank("a").reason == "batches 0 to 0 are lost"
-        publish(publisher, "clear")
-        sink.wait(holds(sink.rank("a"), "1", "clear"))
-
-
-def test_a_replay_buffer_shorter_than_history_degrades(
-    sink: RecordingSink, subscriber: Subscriber
-) -> None:
-    with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=2) as publisher:
-        publish(publisher, "0", "1", "2", "3")
-        follow(subscriber, publisher)
-        sink.wait(holds(sink.rank("a"), "2", "3", state=PodState.DEGRADED))
-        assert only(subscriber).lost == 2
-
-
 def test_a_replay_endpoint_that_does_not_answer_degrades_until_batch_0(
     sink: RecordingSink,
 ) -> None:
@@ -116,19 +91,6 @@ def test_a_lost_batch_is_fetched_before_later_ones_are_applied(
         publish(publisher, "3", "4")
         sink.wait(holds(sink.rank("a"), "0", "1", "2", "3", "4"))
         assert sink.rank("a").losses == 0
-
-
-def test_a_number_that_was_never_sent_is_lost_and_the_rest_goes_on(
-    sink: RecordingSink, subscriber: Subscriber
-) -> None:
-    with open_publisher(replay_endpoint=LOOPBACK) as publisher:
-        follow(subscriber, publisher)
-        assert publisher.wait_subscribed(TIMEOUT_S)
-        publish(publisher, "0")
-        publisher.lose(b"1", is_buffered=False)
-        publish(publisher, "2")
-        sink.wait(holds(sink.rank("a"), "0", "2", state=PodState.DEGRADED))
-        assert sink.rank("a").losses == 1
 
 
 def test_a_lost_last_batch_is_found_by_asking_a_silent_pod(sink: RecordingSink) -> None:
@@ -194,36 +156,6 @@ def test_an_engine_that_dies_and_comes_back_is_rebuilt_from_0(
         sink.wait(holds(sink.rank("a"), "new 0", "new 1"))
         assert sink.rank("a").resets == 1
         assert only(subscriber).last_seq == 1
-
-
-def test_a_restarted_engine_that_is_already_further_is_not_taken_for_the_old_one(
-    sink: RecordingSink, subscriber: Subscriber
-) -> None:
-    with open_publisher(replay_endpoint=LOOPBACK) as first:
-        publish(first, "old 0")
-        follow(subscriber, first)
-        sink.wait(holds(sink.rank("a"), "old 0"))
-    sink.wait(lambda: sink.rank("a").state is PodState.STALE)
-    with open_publisher(first.endpoint, replay_endpoint=first.replay_endpoint) as second:
-        publish(second, "new 0", "new 1", "new 2")
-        sink.wait(holds(sink.rank("a"), "new 0", "new 1", "new 2"))
-        assert sink.rank("a").resets == 1
-
-
-def test_a_restart_without_replay_is_seen_by_the_used_number(
-    sink: RecordingSink, subscriber: Subscriber
-) -> None:
-    with open_publisher() as first:
-        follow(subscriber, first)
-        assert first.wait_subscribed(TIMEOUT_S)
-        publish(first, "old 0", "old 1")
-        sink.wait(holds(sink.rank("a"), "old 0", "old 1"))
-    with open_publisher(first.endpoint) as second:
-        assert second.wait_subscribed(TIMEOUT_S)
-        sink.wait(lambda: sink.rank("a").state is PodState.DEGRADED)
-        publish(second, "new 0")
-        sink.wait(holds(sink.rank("a"), "new 0"))
-        assert sink.rank("a").resets == 1
 
 
 def test_ranks_are_followed_on_consecutive_ports(
