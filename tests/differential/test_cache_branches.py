@@ -17,6 +17,7 @@ from kvbraid.cache import CacheManager
 from kvbraid.errors import KvbraidError
 
 from tests.differential.machines import ByValueMachine, CacheMachine
+from tests.unit.cache.caches import config, full
 
 
 class Both:
@@ -78,3 +79,10 @@ TestBranches = BranchingMachine.TestCase
 TestBranches.settings = settings(max_examples=50, stateful_step_count=20)
 TestBranchesByValue = BranchingByValueMachine.TestCase
 TestBranchesByValue.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+def test_a_class_of_ones_own_is_copied_as_such() -> None:
+    class Own(CacheManager):
+        """Somebody's."""
+
+    assert type(Own(config(full(4))).copy()) is Own
