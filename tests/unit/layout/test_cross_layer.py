@@ -27,8 +27,6 @@ from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads, RecurrentState, StateTensor
 from kvbraid.spec import SpecKind
 
-from tests.reference.layout_arrays import allocate, arrays_of
-
 HEADS = Heads(num=4, key_dim=64, value_dim=64, dtype="bfloat16")
 FULL = Page(kind=SpecKind.FULL_ATTENTION, block_size=16, shape=HEADS)
 WINDOW = replace(FULL, kind=SpecKind.SLIDING_WINDOW, window=64)
@@ -132,14 +130,6 @@ def test_layers_of_equal_backends_share_a_buffer_and_their_groups_its_slots() ->
     ]
 
 
-def test_sharers_of_a_slot_see_one_storage() -> None:
-    plan = planned(*TWO_GROUPS)
-    arrays = arrays_of(plan, allocate(plan))
-    arrays["0"][...] = 7
-    assert (arrays["1"] == 7).all()
-    assert not arrays["3"].any()
-
-
 def test_layers_of_unequal_pages_have_buffers_of_their_own() -> None:
     plan = planned(group(layer("0"), layer("1", WIDE), layer("2")))
     assert [(each.slots, each.block_bytes) for each in plan.buffers] == [
@@ -183,20 +173,6 @@ def test_two_caches_of_one_layer_are_named_with_their_kinds() -> None:
         assert sorted(found) == sorted(
             ["1", f"{wanted}.full_attention", f"{wanted}.sliding_window"]
         )
-
-
-def test_the_bytes_of_a_state_stay_apart_from_its_neighbours() -> None:
-    recurrent = group(layer("1", MAMBA), layer("3", MAMBA))
-    plan = planned(group(layer("0"), layer("2")), recurrent)
-    arrays = arrays_of(plan, allocate(plan))
-    for value, name in enumerate(("1.conv", "1.ssm", "3.conv", "3.ssm"), start=1):
-        arrays[name][...] = value
-    for value, name in enumerate(("1.conv", "1.ssm", "3.conv", "3.ssm"), start=1):
-        assert (arrays[name] == value).all()
-    padding = FULL.page_bytes - MAMBA.content_bytes
-    runs = plan.groups[1].references[0].exact()
-    assert runs == ((0, MAMBA.content_bytes), (FULL.page_bytes, MAMBA.content_bytes))
-    assert padding == 5_120
 
 
 def test_a_layer_whose_blocks_are_not_first_is_alone_and_so_are_those_of_its_slot() -> None:
