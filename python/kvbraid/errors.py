@@ -13,8 +13,8 @@ KvbraidError
 └── ServiceError        a running server refused a request or could not be reached
 
 Every message shows the offending value, says what was expected and, where there is one, names
-the remedy. Broken invariants are asserts, not members of this tree. `shown` and `one_line` keep a
-message short and on one line whatever the value is.
+the remedy. Broken invariants are asserts, not members of this tree. `shortened` and `one_line`
+keep a message short and on one line whatever the value is.
 """
 
 from typing import Final
@@ -67,7 +67,7 @@ class ServiceError(KvbraidError):
     """A running server refused a request or could not be reached."""
 
 
-def shown(value: object) -> str:
+def shortened(value: object) -> str:
     """Return any value as messages show it: short, and on one line."""
     try:
         text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from kvbraid.errors import InvalidValueError, KvbraidError, one_line, shown
+from kvbraid.errors import InvalidValueError, KvbraidError, one_line, shortened
 
 _UNKNOWN: Final = "Object contains unknown field `"
 _AT: Final = " - at `$"
@@ -85,7 +85,7 @@ def check(
 ) -> None:
     """Raise `error` for a value that is not what it may be; the message shows it by its name."""
     if not (kind.fits(value) if isinstance(kind, Rule) else _is_a(value, kind)):
-        raise error(f"{name} is {shown(value)}; expected {_in_words(kind, value)}")
+        raise error(f"{name} is {shortened(value)}; expected {_in_words(kind, value)}")
 
 
 def check_fields(
@@ -111,7 +111,7 @@ def check_each(name: str, values: Iterable[object], rule: Rule) -> None:
         for value in values:
             check(name, value, rule)
     else:
-        raise InvalidValueError(f"{name}s are {shown(values)}; expected a list")
+        raise InvalidValueError(f"{name}s are {shortened(values)}; expected a list")
 
 
 def _is_a(value: object, kind: type | UnionType) -> bool:
@@ -223,7 +223,7 @@ def _value_at(steps: Sequence[str], value: Any) -> str:  # noqa: ANN401 - a pars
         return ""
     for step in steps:
         value = value[int(step) if isinstance(value, list) else step]
-    return f" = {shown(value)}"
+    return f" = {shortened(value)}"
 
 
 def fields_of(root: type[msgspec.Struct], path: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from enum import Enum
 from math import lcm
 from typing import Final
 
-from kvbraid.errors import TopologyError, shown
+from kvbraid.errors import TopologyError, shortened
 from kvbraid.reading import POSITIVE, Kind, check, check_fields, whole
 
 
@@ -185,6 +185,6 @@ class Topology:
         sizes = sorted({group.block_size for group in self.groups})
         if lcm(*sizes) >= 1 << 32:
             raise TopologyError(
-                f"the block sizes {shown(sizes)} have the least common multiple "
-                f"{shown(lcm(*sizes))}; expected less than 4294967296 tokens"
+                f"the block sizes {shortened(sizes)} have the least common multiple "
+                f"{shortened(lcm(*sizes))}; expected less than 4294967296 tokens"
             )

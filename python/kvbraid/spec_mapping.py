@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, Final, Literal
 
 from kvbraid.engine import EVENT_FORMATS, REPORT_MODES, EngineProfile
-from kvbraid.errors import InvalidValueError, TopologyError, shown
+from kvbraid.errors import InvalidValueError, TopologyError, shortened
 from kvbraid.hashing import HashAlgo
 from kvbraid.models import (
     complete,
@@ -154,7 +154,7 @@ def _read(mapping: Mapping[str, object]) -> _PodMapping:
     for at, group in enumerate(found.groups or ()):
         if group.idx not in (None, at):
             expected = f"{at}: groups are listed in the engine's own order"
-            msg = f"topology.groups[{at}].idx = {shown(group.idx)}; expected {expected}"
+            msg = f"topology.groups[{at}].idx = {shortened(group.idx)}; expected {expected}"
             raise TopologyError(msg)
     return found
 

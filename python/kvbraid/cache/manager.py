@@ -34,7 +34,7 @@ from kvbraid.cache.step import (
     Work,
 )
 from kvbraid.cache.tables import RequestTables
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, shortened
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
 from kvbraid.reading import COUNT, check, check_fields
@@ -502,5 +502,5 @@ def _length(tokens: Tokens) -> int:
     try:
         return len(tokens)  # type: ignore[arg-type]
     except TypeError:
-        what = f"tokens are {shown(tokens)}; expected a buffer of uint32 or a list of integers"
+        what = f"tokens are {shortened(tokens)}; expected a buffer of uint32 or a list of integers"
         raise InvalidValueError(what) from None

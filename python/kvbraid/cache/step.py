@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, shortened
 from kvbraid.ids import BlockId
 
 
@@ -192,7 +192,7 @@ class Allocation:
             InvalidValueError: Request i did not fit, or was not in the call.
         """
         if not 0 <= i < self.num_fit:
-            what = f"request {shown(i)} of the call has no new blocks: {self.num_fit} fitted"
+            what = f"request {shortened(i)} of the call has no new blocks: {self.num_fit} fitted"
             raise InvalidValueError(f"{what}; expected an index below that")
         start = sum(self.counts[: i * self.num_groups])
         blocks = []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvbraid._native import CacheCore
 from kvbraid.cache.counts import NOT_TAKEN, check_counts
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, shortened
 from kvbraid.ids import BlockId
 from kvbraid.reading import COUNT, check
 
@@ -154,7 +154,7 @@ class RequestTables:
         try:
             points = self._core.resume_points(pairs, bad, drops_unit, max_refusals)
         except NOT_TAKEN:
-            what = f"requests are {shown(requests)}; expected numbers that add returned"
+            what = f"requests are {shortened(requests)}; expected numbers that add returned"
             raise InvalidValueError(what) from None
         return [
             ResumePoint(num_tokens, [Refusal(*row[:4], Why(row[4])) for row in refused])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, shortened
 
 if TYPE_CHECKING:
     from kvbraid.models import EngineOptions
@@ -46,7 +46,8 @@ class _Setting(click.ParamType[tuple[str, object]]):
             return name, json.loads(written if separator else "")
         except ValueError:
             raise InvalidValueError(
-                f"--set {shown(text)}; expected NAME=JSON, as alignment=64 or dialect='\"sglang\"'"
+                f"--set {shortened(text)}; expected NAME=JSON, as alignment=64 or "
+                "dialect='\"sglang\"'"
             ) from None
 
 

@@ -14,7 +14,7 @@ module needs numpy and moves nothing.
 from collections.abc import Iterable, Sequence, Sized
 from typing import Final, Literal, TypeAlias, get_args
 
-from kvbraid.errors import InvalidValueError, LayoutError, shown
+from kvbraid.errors import InvalidValueError, LayoutError, shortened
 from kvbraid.extras import require_torch
 from kvbraid.layout.plan import NULL_BLOCK, ByteRun, MemoryPlan, PlannedGroup, Reference
 from kvbraid.reading import OFFSET, check, check_each, one_of
@@ -120,7 +120,7 @@ class Descriptors:
             InvalidValueError: A group that the plan does not have.
         """
         if group not in range(len(self._chunks)):
-            msg = f"group = {shown(group)}; the plan has groups 0 to {len(self._chunks) - 1}"
+            msg = f"group = {shortened(group)}; the plan has groups 0 to {len(self._chunks) - 1}"
             raise InvalidValueError(msg)
         table, steps = self._chunks[group]
         rows = np.empty((len(table), 5), np.uint64)
@@ -164,7 +164,9 @@ class Descriptors:
         except ValueError:  # Rows of several lengths.
             ids = np.empty((0, 0))
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            msg = f"block ids of group {group} = {shown(given)}; expected a sequence of integers"
+            msg = (
+                f"block ids of group {group} = {shortened(given)}; expected a sequence of integers"
+            )
             raise InvalidValueError(msg)
         if ids.size and (ids.min() <= NULL_BLOCK or ids.max() >= self.num_blocks):
             wrong = ids[(ids <= NULL_BLOCK) | (ids >= self.num_blocks)][0]

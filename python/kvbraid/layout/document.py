@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from kvbraid.errors import LayoutError, shown
+from kvbraid.errors import LayoutError, shortened
 from kvbraid.layout.check import check_integrity
 from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, View
 from kvbraid.models.shapes import ELEMENT_BYTES
@@ -215,7 +215,7 @@ def _read(document: object) -> _PlanFields:
     views = document.get("views") if isinstance(document, dict) else None
     for name, view in views.items() if isinstance(views, dict) else ():
         # Alone, as msgspec does not say which value of an object with any names is wrong.
-        _converted(view, _ViewFields, f"view {shown(name)}: ")
+        _converted(view, _ViewFields, f"view {shortened(name)}: ")
     return _converted(document, _PlanFields)
 
 

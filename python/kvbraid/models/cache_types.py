@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, shortened
 from kvbraid.models.shapes import ELEMENT_BYTES, Heads
 
 DTYPES: Final[Mapping[str, str]] = {
@@ -85,8 +85,8 @@ class CacheType:
 
     def _refused(self, kept: str) -> InvalidValueError:
         return InvalidValueError(
-            f"cache_dtype = {shown(self.name)} packs latents of {_PACKED_LATENT} elements, and "
-            f"layers of this model keep {kept}; choose a plain type, such as fp8"
+            f"cache_dtype = {shortened(self.name)} packs latents of {_PACKED_LATENT} elements, "
+            f"and layers of this model keep {kept}; choose a plain type, such as fp8"
         )
 
 
@@ -117,4 +117,4 @@ def cache_type(name: str) -> CacheType:
     known = f"expected one of {', '.join(CACHE_TYPES)}"
     if name.startswith(("nvfp4", "int4", "turboquant", "ultraquant")):
         known += "; pages with less than a byte for an element are not modelled"
-    raise InvalidValueError(f"cache_dtype = {shown(name)}; {known}")
+    raise InvalidValueError(f"cache_dtype = {shortened(name)}; {known}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Final, TypeAlias, cast
 
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, shortened
 from kvbraid.models.cache_types import DTYPES, CacheType, cache_type, plain
 from kvbraid.reading import check, one_of
 
@@ -183,5 +183,5 @@ class ConfigReader:
     def wrong(self, name: str, value: object, expected: str) -> InvalidValueError:
         """Return the refusal of a value that cannot be right, and what was expected."""
         return InvalidValueError(
-            f"the {self.model_type} config has `{name}` = {shown(value)}; expected {expected}"
+            f"the {self.model_type} config has `{name}` = {shortened(value)}; expected {expected}"
         )

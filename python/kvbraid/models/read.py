@@ -9,7 +9,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, TopologyError, shown
+from kvbraid.errors import InvalidValueError, TopologyError, shortened
 from kvbraid.models.config import ConfigReader, text_model
 from kvbraid.models.family import Family
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
@@ -99,7 +99,7 @@ def _found(config: Mapping[str, object]) -> tuple[Mapping[str, object], Family]:
         near = get_close_matches(text[:_LONGEST_TYPE], FAMILIES, n=3)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise InvalidValueError(
-            f"model_type = {shown(model_type)} is not known; {meant}docs/models.md lists the "
+            f"model_type = {shortened(model_type)} is not known; {meant}docs/models.md lists the "
             f"{len(FAMILIES)} types, and kvbraid/models/registry.py says how to add one"
         )
     return values, family

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, TopologyError, shown
+from kvbraid.errors import InvalidValueError, TopologyError, shortened
 from kvbraid.models.config import text_model
 from kvbraid.models.layers import ModelLayers
 from kvbraid.models.read import kinds_of
@@ -181,8 +181,8 @@ def _window_group(config: Mapping[str, object], model: ModelLayers) -> SilentGro
     window = max((tokens for tokens in windows if tokens is not None), default=None)
     if window is None:
         raise InvalidValueError(
-            f"SGLang keeps a window pool for {shown(config.get('architectures'))} of model_type "
-            f"{model.model_type!r}, but its config has no window; add `sliding_window`"
+            f"SGLang keeps a window pool for {shortened(config.get('architectures'))} of "
+            f"model_type {model.model_type!r}, but its config has no window; add `sliding_window`"
         )
     is_whole = model.model_type in _WINDOWS_WITH_THE_TOKEN
     return SilentGroup(kind=SpecKind.SLIDING_WINDOW, window=window + (not is_whole))

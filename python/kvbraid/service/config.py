@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from kvbraid.engine import EngineProfile
-from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shown
+from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shortened
 from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
 from kvbraid.models import find_config
@@ -231,7 +231,7 @@ def pod_id(text: str) -> PodId:
     """
     if not _POD_ID.fullmatch(text):
         remedy = "use 1 to 128 letters, digits and . _ : / -, a letter or digit first"
-        raise RefusalError("invalid_value", f"pod id {shown(text)}", remedy=remedy)
+        raise RefusalError("invalid_value", f"pod id {shortened(text)}", remedy=remedy)
     return PodId(text)
 
 
@@ -262,7 +262,7 @@ def _pod_config(
     if body.replay_endpoint is not None:
         _check_endpoint("replay_endpoint", body.replay_endpoint, body.dp_size, schemes)
         if body.replay_endpoint.startswith("tcp://*"):
-            message = f"replay_endpoint = {shown(body.replay_endpoint)} names no host"
+            message = f"replay_endpoint = {shortened(body.replay_endpoint)} names no host"
             remedy = "give the host that the engine's replay socket listens on"
             raise RefusalError("invalid_endpoint", message, remedy=remedy)
     topology, engine = pod_from_mapping(body.topology, model_config)
@@ -282,15 +282,15 @@ def _pod_config(
 def _check_endpoint(name: str, endpoint: str, dp_size: int, schemes: tuple[str, ...]) -> None:
     scheme, separator, rest = endpoint.partition("://")
     if not separator or not rest or scheme not in schemes:
-        raise RefusalError("invalid_endpoint", f"{name} = {shown(endpoint)}")
+        raise RefusalError("invalid_endpoint", f"{name} = {shortened(endpoint)}")
     if scheme != "tcp":
         return
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        raise RefusalError("invalid_endpoint", f"{name} = {shown(endpoint)}")
+        raise RefusalError("invalid_endpoint", f"{name} = {shortened(endpoint)}")
     last = int(match[2]) + dp_size - 1
     if not 1 <= int(match[2]) <= last <= 65535:
-        message = f"{name} = {shown(endpoint)} with dp_size = {dp_size} ends at port {last}"
+        message = f"{name} = {shortened(endpoint)} with dp_size = {dp_size} ends at port {last}"
         raise RefusalError(
             "invalid_endpoint", message, remedy="every rank needs a port of 1 to 65535"
         )

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from kvbraid.errors import shown
+from kvbraid.errors import shortened
 from kvbraid.reading import LONGEST_KEY, Fault, fault_of
 from kvbraid.service.errors import RefusalError
 
@@ -51,7 +51,7 @@ def describe(
     fault = fault_of(error, root, under=under)
     if fault.key is None:
         return f"{fault.path}: {fault.problem}" if fault.path else fault.problem
-    name = fault.key if len(fault.key) <= LONGEST_KEY else shown(fault.key)
+    name = fault.key if len(fault.key) <= LONGEST_KEY else shortened(fault.key)
     return f"unknown key {f'{fault.path}.{name}' if fault.path else name}; {_remedy(fault)}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kvbraid.errors import KvbraidError, counted, shown
+from kvbraid.errors import KvbraidError, counted, shortened
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
 from kvbraid.service.config import Limits, PodConfig, ServerOptions
@@ -101,7 +101,7 @@ class Service:
         """
         with self._lock:
             if pod not in self._pods:
-                raise RefusalError("unknown_pod", f"pod {shown(pod)} is not registered")
+                raise RefusalError("unknown_pod", f"pod {shortened(pod)} is not registered")
             self._remove(pod)
             self._journal.note("removed", Rank(pod), "it is followed no longer")
             return PodChange(pod=pod, status="removed")

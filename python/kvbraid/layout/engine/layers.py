@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvbraid.errors import LayoutError, shown
+from kvbraid.errors import LayoutError, shortened
 from kvbraid.layout.engine.specs import EnginePage, layer_specs, read_page
 from kvbraid.layout.engine.views import EngineView, Foreign, require
 from kvbraid.layout.plan import NUM_BLOCKS
@@ -181,7 +181,7 @@ def _candidates(
     """Return the layouts that may be: blocks across layers fill the allocation, others do not."""
     found = [each for each in LAYOUTS if each.name == named]
     if named is not None and not found:
-        msg = f"layout {shown(named)}; expected {', '.join(each.name for each in LAYOUTS)}"
+        msg = f"layout {shortened(named)}; expected {', '.join(each.name for each in LAYOUTS)}"
         raise LayoutError(msg)
     other = next((x for x in layers if x.block_stride * x.num_blocks != size_bytes), None)
     found = found or [each for each in LAYOUTS if is_block_outer(each) == (other is None)]

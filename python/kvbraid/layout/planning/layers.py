@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from kvbraid.errors import InvalidValueError, LayoutError, shown
+from kvbraid.errors import InvalidValueError, LayoutError, shortened
 from kvbraid.layout.planning.geometry import Geometry, Layout, geometry_of
 from kvbraid.models.grouping import Grouping
 from kvbraid.models.pages import CacheLayer, Page
@@ -76,8 +76,8 @@ class LayoutLayer:
     def __post_init__(self) -> None:
         """Refuse what no engine has."""
         if not self.name or type(self.name) is not str:
-            msg = f"a layer without a name ({shown(self.name)}); give each layer a text of its own"
-            raise InvalidValueError(msg)
+            msg = f"a layer without a name ({shortened(self.name)})"
+            raise InvalidValueError(f"{msg}; give each layer a text of its own")
         if self.page.page_bytes == 0:
             raise InvalidValueError(
                 f"layer {self.name}: a page without bytes; leave the layer out, or name its owner"

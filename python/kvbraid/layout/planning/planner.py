@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvbraid.errors import InvalidValueError, LayoutError, shown
+from kvbraid.errors import InvalidValueError, LayoutError, shortened
 from kvbraid.layout.plan import (
     MIN_BLOCKS,
     NUM_BLOCKS,
@@ -106,8 +106,8 @@ def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
     names = {layer.name for layer in layers if layer.state is None}
     for alias, owner in options.aliases.items():
         if not alias or type(alias) is not str:
-            msg = f"layer {shown(alias)} reads the cache of layer {owner}; its name must be a text"
-            raise LayoutError(msg)
+            msg = f"layer {shortened(alias)} reads the cache of layer {owner}"
+            raise LayoutError(f"{msg}; its name must be a text")
         if owner not in names:
             raise LayoutError(
                 f"layer {alias} reads the cache of layer {owner}, which has no keys and values; "

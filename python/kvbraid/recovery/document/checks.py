@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Final, TypeAlias
 
-from kvbraid.errors import InvalidValueError, TooLargeError, shown
+from kvbraid.errors import InvalidValueError, TooLargeError, shortened
 from kvbraid.ids import BlockId
 from kvbraid.recovery.document.reading import RunFields, StateFields
 from kvbraid.resume import hash_block_size
@@ -74,7 +74,7 @@ def checked(fields: StateFields) -> Checked:
     """
     state = Checked(fields, topology_from_mapping(fields.topology))
     for path, value, expected in _faults(state):
-        raise InvalidValueError(f"{path} = {shown(value)}; expected {expected}")
+        raise InvalidValueError(f"{path} = {shortened(value)}; expected {expected}")
     return state
 
 

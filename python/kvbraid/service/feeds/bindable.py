@@ -13,7 +13,7 @@ from typing import Final
 
 import zmq
 
-from kvbraid.errors import shown
+from kvbraid.errors import shortened
 from kvbraid.service.errors import RefusalError
 
 _FREE_WITHIN_S: Final = 2.0
@@ -65,7 +65,7 @@ def _bind(socket: "zmq.Socket[bytes]", address: str, variant: str) -> None:
     try:
         socket.bind(variant)
     except zmq.ZMQError as error:
-        message = f"{shown(address)} cannot be bound: {zmq.strerror(error.errno or 0)}"
+        message = f"{shortened(address)} cannot be bound: {zmq.strerror(error.errno or 0)}"
         remedy = "give a free port and an address of this host, or let the engine bind"
         raise RefusalError("invalid_endpoint", message, remedy=remedy) from None
 

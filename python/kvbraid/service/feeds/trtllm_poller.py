@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 
-from kvbraid.errors import InvalidValueError, one_line, shown
+from kvbraid.errors import InvalidValueError, one_line, shortened
 from kvbraid.events.buffered import MAX_BODY_BYTES, BufferedReader
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.closing import Closing
@@ -50,7 +50,7 @@ class TrtllmPoller(Closing):
         timeout_s: float = 5.0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise InvalidValueError(f"url is {shown(url)}; expected http://HOST:PORT/PATH")
+            raise InvalidValueError(f"url is {shortened(url)}; expected http://HOST:PORT/PATH")
         if not (interval_s > 0 and timeout_s > 0):
             msg = f"interval_s is {interval_s}, timeout_s is {timeout_s}; both must be above 0"
             raise InvalidValueError(msg)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvbraid.errors import shown
+from kvbraid.errors import shortened
 from kvbraid.service.config import ServerOptions
 from kvbraid.service.errors import RefusalError
 
@@ -70,7 +70,7 @@ class Access:
         found = _NAME.fullmatch(value.decode("latin-1").lower())
         name = found[1].strip("[]") if found else ""
         if not is_loopback(name) and name not in self.hosts:
-            told = f"the {header} of this change is {shown(value.decode('latin-1'))}"
+            told = f"the {header} of this change is {shortened(value.decode('latin-1'))}"
             raise RefusalError("foreign_host", f"{told}, which is not a name of this machine")
 
 

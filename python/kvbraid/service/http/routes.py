@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvbraid.errors import UnknownError, shown
+from kvbraid.errors import UnknownError, shortened
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service import answers
@@ -150,10 +150,10 @@ def _known_request(service: Service, call: Call) -> Request:
 
 def _check_known(service: Service, model: str, pods: Iterable[str]) -> None:
     if model not in service.models:
-        raise RefusalError("unknown_model", f"no registered pod serves model {shown(model)}")
+        raise RefusalError("unknown_model", f"no registered pod serves model {shortened(model)}")
     for pod in pods:
         if pod not in service.pods:
-            raise RefusalError("unknown_pod", f"pod {shown(pod)} is not registered")
+            raise RefusalError("unknown_pod", f"pod {shortened(pod)} is not registered")
 
 
 def never_at_once(context: Context, call: Call) -> Answer | None:

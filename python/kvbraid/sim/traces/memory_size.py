@@ -7,7 +7,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, shortened
 
 UNITS: Final = MappingProxyType(
     {
@@ -32,11 +32,13 @@ def parse_size(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is not None and not found[2] and float(found[1]) < _LEAST_WITHOUT_UNIT:
         number = found[1]
-        msg = f"{shown(text)} has no unit; write {number}GiB or {number}GB ({number}B for bytes)"
+        msg = (
+            f"{shortened(text)} has no unit; write {number}GiB or {number}GB ({number}B for bytes)"
+        )
         raise InvalidValueError(msg)
     if found is None or found[2] not in UNITS:
         expected = "expected a number and a unit, such as 40GiB or 80GB"
-        raise InvalidValueError(f"{shown(text)} is not a size of memory; {expected}")
+        raise InvalidValueError(f"{shortened(text)} is not a size of memory; {expected}")
     return int(float(found[1]) * UNITS[found[2]])
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvbraid.errors import InvalidValueError, TraceError, shown
+from kvbraid.errors import InvalidValueError, TraceError, shortened
 from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo, Lora, block_keys
 from kvbraid.sim.traces.prefix_hashes import PART_TOKENS
 from kvbraid.sim.traces.trace import Trace, TraceRequest
@@ -131,7 +131,7 @@ def _prompt(line: Any, encode: Encode | None) -> Prompt:  # noqa: ANN401 - a lin
 
 def _tokens(value: object) -> Sequence[int]:
     if not isinstance(value, list):
-        msg = f"{shown(value)} instead of token ids; expected a list, or text as `prompt`"
+        msg = f"{shortened(value)} instead of token ids; expected a list, or text as `prompt`"
         raise InvalidValueError(msg)
     return value
 
@@ -141,4 +141,4 @@ def _text(name: str, value: object) -> str | None:
         return value
     if name == "conversation" and isinstance(value, int):
         return str(value)
-    raise InvalidValueError(f"`{name}` is {shown(value)}; expected text that UTF-8 can write")
+    raise InvalidValueError(f"`{name}` is {shortened(value)}; expected text that UTF-8 can write")
