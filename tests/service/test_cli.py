@@ -16,7 +16,7 @@ from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.events.model import AllBlocksCleared
 from kvbraid.events.wire import encode_batch
-from kvbraid.ids import PodState
+from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import PodRow, PodsAnswer
 from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.service.feeds.tail import source_of, sources_of, tail
@@ -284,7 +284,7 @@ def test_tail_shows_what_an_endpoint_publishes() -> None:
 
 def row(pod: str, rank: int, *, bind: bool | None = None, endpoint: str = "tcp://h:5") -> PodRow:
     return PodRow(
-        pod=pod, dp_rank=rank, model="m", state=PodState.EXACT, reason="", messages=0, groups=[],
+        pod=PodId(pod), dp_rank=rank, model="m", state=PodState.EXACT, reason="", messages=0, groups=[],
         placed={}, refused={}, hash_function="", num_blocks=0, last_seq=None, endpoint=endpoint,
         replay_endpoint=None, bind=bind,
     )  # fmt: skip
