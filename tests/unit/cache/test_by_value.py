@@ -57,10 +57,8 @@ class Engine:
         return hit
 
 
-def engine(
-    *groups: GroupSpec, interval: int = 0, num_blocks: int = 200, cost: PrefillCost | None = None
-) -> Engine:
-    retention = ByValue(policy=EvictionPolicy.VALUE, interval=interval, cost=cost or PrefillCost())
+def engine(*groups: GroupSpec, interval: int = 0, num_blocks: int = 200) -> Engine:
+    retention = ByValue(policy=EvictionPolicy.VALUE, interval=interval)
     return Engine(config(*groups, num_blocks=num_blocks, retention=retention))
 
 

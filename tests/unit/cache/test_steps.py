@@ -3,30 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
-from kvbraid.cache import (
-    ByValue,
-    CacheManager,
-    Dense,
-    GroupOptions,
-    Interval,
-    Need,
-    Retention,
-)
+from kvbraid.cache import ByValue, CacheManager, Dense, GroupOptions, Interval, Need, Retention
 from kvbraid.errors import InvalidValueError, NotHeldError
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.ids import BlockId
 from kvbraid.spec import GroupSpec
 
-from tests.unit.cache.caches import (
-    chunked,
-    compute,
-    config,
-    full,
-    leave,
-    mamba,
-    picture,
-    window,
-)
+from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba, picture, window
 
 TOKENS = list(range(100, 140))
 MIXES = {

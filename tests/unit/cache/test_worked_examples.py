@@ -6,14 +6,7 @@ blocks are in `test_cache_hits`.
 
 from kvbraid.cache import CacheManager, Need
 
-from tests.unit.cache.caches import (
-    compute,
-    config,
-    full,
-    leave,
-    mamba,
-    window,
-)
+from tests.unit.cache.caches import compute, config, full, leave, mamba, window
 
 BLOCK = 16
 TOKENS = list(range(3 * BLOCK + 5))
