@@ -19,7 +19,6 @@ from tests.contract.prompts import (
     POD,
     TEXT,
     WINDOW,
-    Bound,
     Group,
     Text,
     an_index,
@@ -297,8 +296,4 @@ def test_a_pod_registered_again_starts_anew(index: FleetIndex) -> None:
 def test_nothing_can_be_excluded_beyond_the_last_aligned_boundary(index: FleetIndex) -> None:
     engine = followed(index, [TEXT.stored(Group(block=64))])
     engine.feed.disconnected()
-    assert upper_of(answer(index, TEXT.tokens)) == 960
-
-
-def upper_of(bound: Bound) -> int:
-    return bound[1]
+    assert answer(index, TEXT.tokens)[1] == 960

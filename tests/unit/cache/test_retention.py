@@ -69,6 +69,7 @@ def sparse_groups(draw: st.DrawFn) -> list[GroupSpec]:
     every=st.sampled_from((None, 0, 1, 2, 3)),
 )
 @example(groups=[full(UNIT), window(5, UNIT)], num_prompt=24, every=2)
+@example(groups=[full(UNIT), mamba(UNIT)], num_prompt=21, every=0)
 def test_what_is_kept_is_what_a_kept_boundary_reads(
     groups: list[GroupSpec], num_prompt: int, every: int | None
 ) -> None:
@@ -99,15 +100,6 @@ def is_explained(groups: Sequence[GroupSpec], held: Sequence[set[int]], hit: int
         if any((token // size + 1) * size not in ends for token in range(first, hit)):
             return False
     return True
-
-
-def test_an_interval_of_zero_keeps_the_end_of_a_prompt_alone() -> None:
-    cache = CacheManager(config(full(UNIT), mamba(UNIT), retention=Interval(0)))
-    tokens = list(range(21))
-    leave(cache, tokens, UNIT)
-    assert blocks_held(cache, tokens, UNIT) == [{4, 8, 12, 16, 20}, {20}]
-    assert cache.match(cache.add(tokens)).num_tokens == 20
-    assert cache.match(cache.add(tokens[:20])).num_tokens == 0
 
 
 def test_generated_tokens_are_kept_by_the_interval_alone() -> None:

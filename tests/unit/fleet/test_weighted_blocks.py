@@ -141,7 +141,7 @@ def test_masked_stores_are_placed_where_gateways_skip_them(
     # A skipped store still teaches its kind and window; it then holds nothing along the prompt.
     elsewhere = tokens_of(16, start=900)
     skipped: list[Event] = [
-        store(elsewhere, 0, 16, group=group_of(event), known=kind_of(event))
+        store(elsewhere, 0, 16, group=event.group_idx, known=kind_of(event))
         if len(event.token_ids) != len(event.block_hashes) * event.block_size
         else event
         for event in events
@@ -149,10 +149,6 @@ def test_masked_stores_are_placed_where_gateways_skip_them(
     ]
     assert score_after(skipped, PROMPT) == theirs, name
     assert score_after(events, PROMPT) == ours, name
-
-
-def group_of(event: BlockStored) -> GroupIndex:
-    return event.group_idx
 
 
 def kind_of(event: BlockStored) -> Group:
