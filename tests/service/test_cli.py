@@ -284,9 +284,9 @@ def test_tail_shows_what_an_endpoint_publishes() -> None:
 
 def row(pod: str, rank: int, *, bind: bool | None = None, endpoint: str = "tcp://h:5") -> PodRow:
     return PodRow(
-        pod=PodId(pod), dp_rank=rank, model="m", state=PodState.EXACT, reason="", messages=0, groups=[],
-        placed={}, refused={}, hash_function="", num_blocks=0, last_seq=None, endpoint=endpoint,
-        replay_endpoint=None, bind=bind,
+        pod=PodId(pod), dp_rank=rank, model="m", state=PodState.EXACT, reason="", messages=0,
+        groups=[], placed={}, refused={}, hash_function="", num_blocks=0, last_seq=None,
+        endpoint=endpoint, replay_endpoint=None, bind=bind,
     )  # fmt: skip
 
 
