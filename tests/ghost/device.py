@@ -9,6 +9,10 @@ zero is garbage:
     -2 and below   left by fault number 0, 1, 2, ...
 
 A step whose attention reads anything but what it should is tainted, and so is all that it writes.
+If one of its tokens was sampled by a tainted step, so is what it writes of that and later tokens.
+
+Recovery knows blocks, not slots: a step that reads right slots of a block counts as tainted if
+other slots are garbage. `may_have_told` has who was told a token by such a step.
 """
 
 from collections.abc import Sequence
@@ -63,6 +67,8 @@ class Device:
         self.cells: list[list[int]] = [[] for _ in range(num_blocks)]
         self.writes = [0] * num_blocks
         self._sampled: dict[tuple[int, int], Taint] = {}
+        self._tainted: set[int] = set()
+        self.may_have_told: set[int] = set()
         self.is_state = [spec.kind is SpecKind.MAMBA for spec in groups]
 
     def expected(self, life: Life) -> list[list[int]]:
@@ -82,36 +88,70 @@ class Device:
 
     def copy(self, source: int, destination: int) -> None:
         self.cells[destination] = list(self.cells[source])
+        self._taint([destination], is_tainted=source in self._tainted)
         self.writes[destination] += 1
 
     def zero(self, block: int) -> None:
         self.cells[block] = [EMPTY] * len(self.cells[block])
+        self._taint([block], is_tainted=False)
         self.writes[block] += 1
 
     def fill(self, block: int, values: Sequence[int]) -> None:
         self.cells[block] = list(values)
+        self._taint([block], is_tainted=min(values, default=EMPTY) <= garbage_of(0))
         self.writes[block] += 1
 
     # What is computed.
 
     def run(self, work: Computation) -> Taint | None:
         """Compute, and sample the token after `end`; return what was wrong with what was read."""
-        taint = self._input_taint(work)
+        first, taint = self._input_taint(work)
         for group in range(len(self.groups)):
-            taint = taint or self._read(work, group)
+            if read := self._read(work, group):
+                first, taint = work.start, read
+                break
+        is_tainted = taint is not None or self._reads_tainted(work)
         for group in range(len(self.groups)):
-            self._write(work, group, taint)
+            self._write(work, group, first, taint)
+            self._mark(work, group, is_tainted=is_tainted)
+        if is_tainted and work.samples:
+            self.may_have_told.add(work.request)
         if taint and work.samples:
             self._sampled[work.request, work.end] = taint
         elif work.samples:
             self._sampled.pop((work.request, work.end), None)
         return taint
 
-    def _input_taint(self, work: Computation) -> Taint | None:
+    def _input_taint(self, work: Computation) -> tuple[int, Taint | None]:
+        """The first of its tokens that was sampled by a tainted step, and what was wrong then."""
         for token in range(max(work.start, work.life.num_prompt_tokens), work.end):
             if taint := self._sampled.get((work.request, token)):
-                return taint
-        return None
+                return token, taint
+        return work.end, None
+
+    def _reads_tainted(self, work: Computation) -> bool:
+        return any(
+            not self._tainted.isdisjoint(table[slice(*self._positions_read(group, work.start))])
+            for group, table in enumerate(work.tables)
+        )
+
+    def _taint(self, blocks: Sequence[int], *, is_tainted: bool) -> None:
+        (self._tainted.update if is_tainted else self._tainted.difference_update)(blocks)
+
+    def _positions_read(self, group: int, start: int) -> tuple[int, int]:
+        spec, end = self.groups[group], -(-start // self.groups[group].block_size)
+        first = first_read(spec, start)
+        return (end - 1 if self.is_state[group] else first // spec.block_size, end)
+
+    def _mark(self, work: Computation, group: int, *, is_tainted: bool) -> None:
+        """Note which blocks recovery takes as garbage of those that a step has written."""
+        size, table = self.groups[group].block_size, work.tables[group]
+        # A step goes on writing a block of attention where the one before has ended.
+        is_begun = work.start % size != 0 and not self.is_state[group]
+        first = work.start // size
+        if is_begun and table[first] in self._tainted:
+            first += 1
+        self._taint(table[first : -(-work.end // size)], is_tainted=is_tainted)
 
     def _read(self, work: Computation, group: int) -> Taint | None:
         spec, table, start = self.groups[group], work.tables[group], work.start
@@ -148,7 +188,8 @@ class Device:
                 return Taint(min(found, TORN), f"{at} holds {found} instead of {value}")
         return None
 
-    def _write(self, work: Computation, group: int, taint: Taint | None) -> None:
+    def _write(self, work: Computation, group: int, first: int, taint: Taint | None) -> None:
+        """Write right values up to `first`, and garbage from there on."""
         spec, table = self.groups[group], work.tables[group]
         size, start, end = spec.block_size, work.start, work.end
         expected = work.expected[group]
@@ -158,7 +199,9 @@ class Device:
             return
         for position in range(start // size, -(-end // size)):
             low, high = max(start, position * size), min(end, (position + 1) * size)
-            values = [taint.value] * (high - low) if taint else expected[low:high]
+            values = list(expected[low:high])
+            if taint and high > first:
+                values[max(first - low, 0) :] = [taint.value] * (high - max(first, low))
             self._put(table, group, position, low - position * size, values)
 
     def _put(

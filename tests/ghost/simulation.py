@@ -311,7 +311,9 @@ class Simulation:
     def _check_error(self, output: Output) -> None:
         may_fail = self.setting.options.policy is Policy.FAIL
         if output.error == "tainted_output":
-            is_right = self._is_suspect(output.request) or self._means_several_loads()
+            was_told = self._is_suspect(output.request)
+            was_told = was_told or output.request in self.device.may_have_told
+            is_right = was_told or self._means_several_loads()
         else:
             is_right = output.error == "load_failed" and may_fail
         if not is_right:

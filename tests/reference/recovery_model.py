@@ -322,7 +322,17 @@ class _Taint:
             yield from (gone.block_id for gone in written)
             for position in range(start, -(-run.num_computed_tokens // spec.block_size)):
                 place = Place(group, position)
-                yield from self.findable(run, place)
+                others = self._of_other_runs(run, place)
+                yield from (b for b in self.findable(run, place) if b not in others)
+
+    def _of_other_runs(self, run: Run, place: Place) -> set[BlockId]:
+        """What earlier runs of the request have written there: a cache tells no runs apart."""
+        size = self.groups[place.group].block_size
+        return {
+            self.block_at(other, place)
+            for other in self.runs_of(run.request)
+            if other is not run and other.has_ended and place.position >= other.start // size
+        }
 
 
 def _number(number: int) -> int:
@@ -336,10 +346,12 @@ def first_read(spec: GroupSpec, token: int) -> int:
 
 def _verdicts(taint: _Taint, busy: frozenset[BlockId]) -> Iterator[Verdict]:
     affected = [run for run in taint.runs if not run.has_ended and _is_affected(taint, run)]
+    told = {run.request for run in taint.runs if run.has_ended and taint.has_told(run)}
     holders = Counter(block for run in affected for block in _all_blocks(taint, run))
     owner: dict[BlockId, int] = {}
     for run in affected:
-        first, handed_out = taint.first_tainted(run), taint.has_told(run)
+        first = taint.first_tainted(run)
+        handed_out = run.request in told or taint.has_told(run)
         bad = taint.blocks | busy  # What is being written is not there yet.
         point = resume_point(taint, run, bad - owner.keys())
         waits = {block: owner[block] for block in _needed(taint, run, point) if block in owner}

@@ -69,10 +69,12 @@ pub fn assess(tables: &impl Tables, runs: &[Run], input: &AssessmentInput) -> Re
     ReportFilter::new(tables, &all, &mut taint, &mut ignored).fail_blocks(reported, &hits);
     taint.spread(tables, &all, &mut hits, &wanted);
     let busy = BlockSet::new(num_blocks, &input.busy);
+    let told = taint.told(&all);
     let search = VerdictSearch {
         topology: tables.topology(),
         all: &all,
         taint: &taint,
+        told: &told,
         hits: &hits,
         is_any_busy: !busy.is_empty(),
         busy: &busy,
@@ -80,7 +82,7 @@ pub fn assess(tables: &impl Tables, runs: &[Run], input: &AssessmentInput) -> Re
     };
     Ok(Assessment {
         verdicts: search.verdicts(),
-        told: taint.told(&all),
+        told,
         tainted: taint.blocks.iter().collect(),
         ignored,
     })

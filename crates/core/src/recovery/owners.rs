@@ -27,7 +27,8 @@ pub struct Verdict {
     pub request: u64,
     /// The first token that was computed from tainted blocks.
     pub first_tainted: Option<u32>,
-    /// Whether a token that was sampled from a tainted one has been handed out.
+    /// Whether a token that was sampled from a tainted one has been handed out, by this run or by an
+    /// earlier one of its request.
     pub handed_out: bool,
     /// The largest boundary that every group accepts without the tainted blocks, except those that
     /// the run waits for.
@@ -57,6 +58,8 @@ pub(super) struct VerdictSearch<'a, 'b> {
     pub topology: &'a Topology,
     pub all: &'a [Held<'b>],
     pub taint: &'a Taint,
+    /// The requests that were told garbage by runs that have ended.
+    pub told: &'a [u64],
     /// All entries of tainted blocks that two tables may have, and maybe of other tainted ones.
     pub hits: &'a Hits,
     pub busy: &'a BlockSet,
@@ -109,7 +112,8 @@ impl VerdictSearch<'_, '_> {
     ) -> Verdict {
         let held = &self.all[run];
         let first_tainted = self.taint.first[run];
-        let handed_out = first_tainted.is_some_and(|first| held.run.has_told(first));
+        let handed_out = self.told.contains(&held.run.request)
+            || first_tainted.is_some_and(|first| held.run.has_told(first));
         let mut own = held.own.clone();
         own.num_computed_tokens = first_tainted
             .unwrap_or(u32::MAX)

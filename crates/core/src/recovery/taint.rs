@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::held::Held;
+use super::held::{Held, runs_of};
 use super::hits::{Hit, Hits, Occurrences};
 use super::run::{Gap, GivenBack, Tables};
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
@@ -251,10 +251,32 @@ impl<T: Tables> Spread<'_, '_, T> {
                 read: &held.run.given_back,
             };
             self.tables.find(held.run.request, &gap, &mut found);
-            let new = found.drain(..).map(|(_, block)| block);
-            shared.extend(new.filter(|&block| taint.add(block)));
+            let own = found.drain(..).filter(|&(position, block)| {
+                !self.has_another_run_written(run, (group, position, block))
+            });
+            shared.extend(
+                own.map(|(_, block)| block)
+                    .filter(|&block| taint.add(block)),
+            );
         }
         shared
+    }
+
+    /// Whether a block was registered by another run of the request, which has ended: a cache knows
+    /// who has registered a block, and not in which run.
+    fn has_another_run_written(
+        &self,
+        run: usize,
+        (group, position, block): (usize, u32, BlockId),
+    ) -> bool {
+        let size = self.tables.topology().groups[group].block_size;
+        self.ended.has(block)
+            && runs_of(self.all, self.all[run].run.request)
+                .filter(|&other| other != run && self.all[other].has_ended())
+                .map(|other| &self.all[other])
+                .any(|other| {
+                    position >= other.run.start() / size && other.block_at(group, position) == block
+                })
     }
 
     fn may_be_shared(&self, block: BlockId) -> bool {

@@ -28,7 +28,8 @@ class Verdict(NamedTuple):
         request: The request.
         first_tainted: The first token that was computed from tainted blocks, in a step that has
             ended or is in flight; None if no step has read any.
-        handed_out: A token that was sampled from a tainted one has been handed out.
+        handed_out: A token that was sampled from a tainted one has been handed out, by this run or
+            by an earlier one of its request.
         resume: The largest boundary that every group accepts without the tainted blocks, except
             those that it waits for.
         in_place: It can go back without giving its blocks up: nothing tainted was handed out, it

@@ -50,11 +50,7 @@ def decide(  # noqa: PLR0913 - what is asked for by name is hard to confuse.
     """
     found = assess(source, runs, failures, busy=busy, max_refusals=max_refusals, former=former)
     by_request = {run.request: run for run in runs if not run.has_ended}
-    told = {*found.told}
-    plans = {
-        v.request: _plan(by_request[v.request], v, policy, was_told=v.request in told)
-        for v in found.verdicts
-    }
+    plans = {v.request: _plan(by_request[v.request], v, policy) for v in found.verdicts}
     spoilt = [record for record in sorted(failures.causes) if not record.is_foreign]
     return RecoveryPlan(
         requests=plans,
@@ -68,9 +64,9 @@ def decide(  # noqa: PLR0913 - what is asked for by name is hard to confuse.
     )
 
 
-def _plan(run: Run, verdict: Verdict, policy: Policy, *, was_told: bool) -> RequestPlan:
+def _plan(run: Run, verdict: Verdict, policy: Policy) -> RequestPlan:
     request, _, handed_out, resume, in_place, owner_of, waits_for, _, refused = verdict
-    if handed_out or was_told:
+    if handed_out:
         action = Action.TAINTED_OUTPUT
     elif policy is _FAIL:
         action = Action.FAIL
