@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
-use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, ScoreRequest, State};
+use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, Row, ScoreRequest, State};
 use kvbraid_core::spec::GroupSpec;
 use kvbraid_core::{Error, Result};
 use parking_lot::MutexGuard;
@@ -76,6 +76,38 @@ impl FleetAnswer {
     fn to_json<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let body = py.detach(|| self.answer.to_json(&self.model, self.num_tokens));
         PyBytes::new(py, &body)
+    }
+
+    /// The pod and the rank of each row.
+    fn ranks(&self) -> Vec<(&str, u32)> {
+        let roster = self.answer.roster.iter();
+        roster.map(|m| (m.pod.as_ref(), m.dp_rank)).collect()
+    }
+
+    /// For each row the place of its state among all states, as a byte.
+    fn states<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let rows = self.answer.rows.iter();
+        let states: Vec<u8> = rows.map(|row| row.state as u8).collect();
+        PyBytes::new(py, &states)
+    }
+
+    /// Lower, upper, expected, present, soon, expected soon, present soon: for each row a native
+    /// integer of 32 bits.
+    fn columns<'py>(&self, py: Python<'py>) -> [Bound<'py, PyBytes>; 7] {
+        let numbers: [fn(&Row) -> u32; 7] = [
+            |row| row.bounds.lower,
+            |row| row.bounds.upper,
+            |row| row.expected,
+            |row| row.present,
+            |row| row.bounds.upper.max(row.coming),
+            |row| row.expected.max(row.coming),
+            |row| row.present_soon,
+        ];
+        numbers.map(|number| {
+            let rows = self.answer.rows.iter();
+            let bytes: Vec<u8> = rows.flat_map(|row| number(row).to_ne_bytes()).collect();
+            PyBytes::new(py, &bytes)
+        })
     }
 
     fn __len__(&self) -> usize {
@@ -251,6 +283,34 @@ impl FleetCore {
         ask(py, &request, &tokens, |request| {
             self.index.routed(pod, dp_rank, request, produced.tokens())
         })
+    }
+
+    /// The number of the promise. It changes nothing that a batch on its way in has found, so it does
+    /// not wait for the turn to change the index.
+    fn promise(
+        &self,
+        py: Python<'_>,
+        rank: (String, u32),
+        request: RequestArg,
+        tokens: PromptArg,
+        junction: u32,
+        sparse_windows: bool,
+    ) -> PyResult<u64> {
+        let rank = (rank.0.as_str(), rank.1);
+        ask(py, &request, &tokens, |request| {
+            let mut index = self.index.ask();
+            index.promise(rank, request, junction, sparse_windows)
+        })
+    }
+
+    /// Whether the promise still counted.
+    fn withdraw(&self, py: Python<'_>, promise: u64) -> bool {
+        py.detach(|| self.index.ask().withdraw(promise))
+    }
+
+    /// The number of promises that count.
+    fn num_promised(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.index.ask().num_promised())
     }
 
     fn score(

@@ -5,7 +5,8 @@
 3. `score` says, for a `Request`, what each pod can reuse: at least `lower` and at most `upper`
    tokens. The two are equal where the events decide the answer.
 4. `explain` says why, group by group.
-5. `set_state` notes how far the pod's history is known. An answer can be exact only while the
+5. `promise` notes a request on its way to a pod, until `withdraw` or until its events tell of it.
+6. `set_state` notes how far the pod's history is known. An answer can be exact only while the
    state is `PodState.EXACT`; `reset` and `lose` note a restart and lost messages.
 
 A pod that has published one prompt of 64 tokens in blocks of 16:
@@ -47,6 +48,7 @@ In reading order:
 from kvbraid.fleet.answer import (
     Applied,
     Bounds,
+    Columns,
     Exactness,
     Explanation,
     GroupStrip,
@@ -64,6 +66,7 @@ from kvbraid.hashing import MediaItem
 __all__ = [
     "Applied",
     "Bounds",
+    "Columns",
     "Exactness",
     "Explanation",
     "FleetIndex",

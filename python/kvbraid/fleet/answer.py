@@ -5,7 +5,7 @@ Frozen data; every number is in tokens unless its name says otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -74,6 +74,30 @@ class _Body(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The numbers of an answer in tokens, a column each, without an object per row.
+
+    `lower`, `upper`, `expected` and `present` are those of `PodScore`. The others count what was
+    promised as well (`FleetIndex.promise`). `soon` is at least `upper`, and no bound.
+    `expected_soon` is at least `expected`, and what a cost is computed from. `present_soon` is at
+    least `present`.
+    """
+
+    ranks: Sequence[tuple[PodId, int]]
+    states: Sequence[PodState]
+    lower: Sequence[int]
+    upper: Sequence[int]
+    expected: Sequence[int]
+    present: Sequence[int]
+    soon: Sequence[int]
+    expected_soon: Sequence[int]
+    present_soon: Sequence[int]
+
+
+_STATES: Final = tuple(PodState)
+
+
 class Scores:
     """One scored request, with a row for every rank asked for. Reading `rows` builds them."""
 
@@ -84,6 +108,23 @@ class Scores:
     def rows(self) -> list[PodScore]:
         """One row per rank, in the order of pod names."""
         return _DECODER.decode(self._native.to_json()).pods
+
+    def columns(self) -> Columns:
+        """Return the numbers of all rows, in their order, and what was promised."""
+        native = self._native
+        numbers = [cast("Sequence[int]", memoryview(c).cast("I")) for c in native.columns()]
+        lower, upper, expected, present, soon, expected_soon, present_soon = numbers
+        return Columns(
+            ranks=cast("list[tuple[PodId, int]]", native.ranks()),
+            states=[_STATES[state] for state in native.states()],
+            lower=lower,
+            upper=upper,
+            expected=expected,
+            present=present,
+            soon=soon,
+            expected_soon=expected_soon,
+            present_soon=present_soon,
+        )
 
     def to_json(self) -> bytes:
         """Return the body of a `/v1/score` answer: the same rows, as JSON."""

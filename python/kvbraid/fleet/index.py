@@ -56,20 +56,23 @@ class IndexOptions:
 
     Above `memory_limit_bytes` (None: no limit) the pod that holds most forgets its least recently
     matched blocks, and its answers become bounds. `limbo_limit_bytes` limits the memory of one
-    rank's undecided hashes. `tier_weights` has what a token on a tier is worth in `score`, from 0
-    to 1 000 000; a tier that is left out keeps its default, and a request may set its own. The
-    `weighted_blocks` strategy counts in blocks of
-    `canonical_block_size` tokens; no engine needs to have this block size. `max_ranks` limits the
-    ranks of all pods together: a registration that would exceed it is refused, and so is a further
-    rank that a payload names. `secret` is mixed into keys and hash tables. None draws it at
-    random; every index to which strangers can send prompts needs this. A fixed secret of 32 bytes
-    makes a test repeatable.
+    rank's undecided hashes, and `promise_limit_bytes` that of all promises together: above it the
+    oldest is withdrawn, and its rank counts `promises_over_limit`.
+
+    `tier_weights` has what a token on a tier is worth in `score`, from 0 to 1 000 000; a tier that
+    is left out keeps its default, and a request may set its own. The `weighted_blocks` strategy
+    counts in blocks of `canonical_block_size` tokens; no engine needs to have this block size.
+    `max_ranks` limits the ranks of all pods together: a registration that would exceed it is
+    refused, and so is a further rank that a payload names. `secret` is mixed into keys and hash
+    tables. None draws it at random; every index to which strangers can send prompts needs this. A
+    fixed secret of 32 bytes makes a test repeatable.
     """
 
     keys: Keys = "auto"
     presence: Presence = "count"
     memory_limit_bytes: int | None = None
     limbo_limit_bytes: int = 64 << 20
+    promise_limit_bytes: int = 64 << 20
     tier_weights: Mapping[Tier, float] | None = None
     canonical_block_size: int = 16
     max_ranks: int = 65_536
@@ -212,6 +215,47 @@ class FleetIndex:
         except NOT_TAKEN:
             refuse_request(request)
             raise
+
+    def promise(
+        self,
+        pod: PodId,
+        request: Request,
+        *,
+        dp_rank: int = 0,
+        junction: int = 0,
+        sparse_windows: bool = False,
+    ) -> int:
+        """Note that a request is being sent to a rank, before any event can tell; return a number.
+
+        Until then, `Scores.columns` has what the rank will soon be able to reuse. No other answer
+        changes: bounds, `exact` and `expected` say what events have shown. A promise ends when
+        the rank has stored the whole prompt, is cleared or reset, or loses messages, and with
+        `withdraw`. The index has no clock: who promises also withdraws, at the end of the request
+        at the latest. A rank of which no group is known yet is promised nothing.
+
+        Attention will hold every block of the prompt. A state will be had where the prompt ends
+        and at `junction`: so many of its tokens were present when it was sent. With
+        `sparse_windows` windows are kept only there, too (`kvbraid.cache` with that retention).
+
+        Raises:
+            UnknownError: The pod or rank is not registered, or serves another model.
+            InvalidValueError: A token id does not exist.
+        """
+        try:
+            return self._core.promise(
+                (pod, dp_rank), request, request.token_ids, junction, sparse_windows
+            )
+        except NOT_TAKEN:
+            refuse_request(request)
+            raise
+
+    def withdraw(self, promise: int) -> bool:
+        """End a promise; return whether it still counted."""
+        return self._core.withdraw(promise)
+
+    def num_promised(self) -> int:
+        """Return how many promises count."""
+        return self._core.num_promised()
 
     def score(self, request: Request) -> Scores:
         """Say what every rank of the model could reuse. May place undecided hashes for good.

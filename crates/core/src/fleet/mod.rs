@@ -6,6 +6,7 @@
 //! - `index`: pods come and go, feeds report, limits are kept.
 //! - `query`: from a request to the rows of an answer; begin at `rows`.
 //! - `model`: the pods of one model, which `ingest` writes and `query` reads.
+//! - `promised`: prompts that were sent to pods, and of which no event tells yet.
 //! - `ingest`: from a decoded batch to the places and copies of its hashes; begin at `apply`.
 //! - `rank`: one data-parallel rank, its copies, and what it loses.
 //! - `pod`: what is known of one engine: its groups, its dialect, its hash function.
@@ -53,6 +54,7 @@ mod limbo;
 mod model;
 mod pod;
 mod presence;
+mod promised;
 mod query;
 mod rank;
 mod silent;

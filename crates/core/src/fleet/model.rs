@@ -17,7 +17,9 @@ use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::{NodeId, Nodes};
 use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
 use crate::fleet::presence::slots::Whereabouts;
+use crate::fleet::promised::Promises;
 use crate::fleet::rank::Rank;
+use crate::fleet::tier::Tier;
 use crate::secret::Secret;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all of them.
@@ -32,6 +34,11 @@ pub(super) struct Class {
 }
 
 impl Class {
+    /// Whether a rank of its word is in it.
+    pub(super) fn has(&self, column: usize) -> bool {
+        self.mask & (1 << (column % 64)) != 0
+    }
+
     /// The columns of its ranks.
     pub(super) fn columns(&self) -> impl Iterator<Item = usize> + use<> {
         let (first, mask) = (usize::from(self.word) * 64, self.mask);
@@ -78,6 +85,8 @@ pub(super) struct Model {
     pub planes: Planes,
     /// The numbers that texts and lookahead tokens add to keys.
     pub marks: Arc<Marks>,
+    /// The prompts that were sent to ranks, and of which no event tells yet.
+    pub promises: Promises,
     /// The ranks by column; `None` is a free column.
     pub ranks: Vec<Option<Rank>>,
     free: BTreeSet<usize>,
@@ -96,6 +105,7 @@ impl Model {
         Self {
             nodes: Nodes::new(secret),
             planes: Planes::default(),
+            promises: Promises::default(),
             ranks: Vec::new(),
             free: BTreeSet::new(),
             tick: 0,
@@ -151,7 +161,41 @@ impl Model {
         if slice.learned {
             self.invalidate();
         }
+        if is_in && intake.applied().cleared > 0 {
+            self.promises.withdraw_all(index);
+        } else if is_in {
+            self.settle_promises(index);
+        }
         is_in
+    }
+
+    /// Ends those promises of a rank that it has fulfilled.
+    fn settle_promises(&mut self, index: usize) {
+        let Some(rank) = self.ranks[index].as_ref() else {
+            return;
+        };
+        if !self.promises.concern(index) {
+            return;
+        }
+        let (nodes, planes, column) = (&self.nodes, &self.planes, rank.column);
+        let groups = rank.catalog.view().map_or(Vec::new(), |view| view.groups);
+        let holds = |node: NodeId, group: u16| {
+            Tier::ALL.into_iter().any(|tier| {
+                let key = PlaneKey {
+                    group,
+                    partial: false,
+                    tier,
+                    doubted: false,
+                    word: column.word,
+                };
+                let plane = planes.find(key);
+                plane.is_some_and(|plane| planes.word(plane, node) & column.bit != 0)
+            })
+        };
+        self.promises.settle(index, |key| {
+            let node = nodes.find(key, None);
+            node.is_some_and(|node| groups.iter().all(|&group| holds(node, group)))
+        });
     }
 
     /// Runs an operation on one rank, and lends it the shared part of the model.
@@ -170,6 +214,7 @@ impl Model {
 
     /// Removes a rank and everything it holds; its nodes are released later, in portions.
     pub(super) fn remove(&mut self, index: usize) {
+        self.promises.withdraw_all(index);
         self.with_rank(index, Rank::forget_everything);
         self.ranks[index] = None;
         self.free.insert(index);
@@ -213,7 +258,7 @@ impl Model {
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         let ranks: usize = self.ranks.iter().flatten().map(Rank::bytes).sum();
-        let shared = self.nodes.bytes() + self.planes.bytes();
+        let shared = self.nodes.bytes() + self.planes.bytes() + self.promises.bytes();
         shared + self.units.bytes() + ranks
     }
 
@@ -221,6 +266,7 @@ impl Model {
     pub(super) fn check_integrity(&self) {
         self.nodes.check_integrity();
         self.planes.check_integrity();
+        self.promises.check_integrity();
         let mut refs: HashMap<u32, u32> = HashMap::new();
         let mut bits: HashMap<(PlaneKey, u32), u64> = HashMap::new();
         for rank in self.ranks.iter().flatten() {

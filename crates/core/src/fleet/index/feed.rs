@@ -135,7 +135,7 @@ impl Index {
             .collect()
     }
 
-    /// Does something to each rank that a feed writes to.
+    /// Takes something from each rank that a feed writes to, and what was promised to it.
     fn with_each_row(
         &mut self,
         name: &str,
@@ -145,6 +145,7 @@ impl Index {
         self.locate(name, feed)?;
         for row in self.rows_of(name, feed) {
             let (model, column) = self.locate(name, row)?;
+            model.promises.withdraw_all(column);
             model.with_rank(column, &change);
         }
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! In reading order:
 //! - `feed`: what feeds report: payloads, losses, restarts;
-//! - `routed`: what a gateway reports that it sent to a pod;
+//! - `routed`: what a gateway reports that it is sending and has sent to a pod;
 //! - `registration`: pods come and go;
 //! - `info`: what is known of each rank, for people;
 //! - `explain`: why an answer is what it is;
@@ -56,6 +56,8 @@ pub struct Options {
     pub memory_limit_bytes: usize,
     /// Above this many bytes, what is undecided of a rank is forgotten.
     pub limbo_limit_bytes: usize,
+    /// Above this many bytes, the oldest promise is withdrawn.
+    pub promise_limit_bytes: usize,
     /// The weight of a token on each tier, in the order of `Tier::ALL`.
     pub weights: [f64; 3],
     /// Tokens per block of the `weighted_blocks` strategy.
@@ -78,6 +80,7 @@ impl Options {
             narrows: true,
             memory_limit_bytes: 0,
             limbo_limit_bytes: 64 << 20,
+            promise_limit_bytes: 64 << 20,
             weights: [1.0, 0.8, 0.5],
             canonical_block_size: const { NonZeroU32::new(16).unwrap() },
             max_ranks: 65_536,
@@ -104,6 +107,8 @@ pub struct Index {
     /// them.
     pub(in crate::fleet) intake: Option<Intake>,
     pub(in crate::fleet) scratch: rule::Scratch,
+    /// How many promises were made.
+    pub(in crate::fleet) num_promises: u64,
     /// The work taken in since memory was last compared with its limits.
     pub(in crate::fleet) unchecked: usize,
 }
@@ -118,6 +123,7 @@ impl Index {
             pods: BTreeMap::new(),
             intake: None,
             scratch: rule::Scratch::default(),
+            num_promises: 0,
             unchecked: 0,
         }
     }

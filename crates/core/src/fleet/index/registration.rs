@@ -127,6 +127,16 @@ impl Index {
         Ok(())
     }
 
+    /// Refuses a pod that does not serve the model.
+    pub(in crate::fleet) fn check_serves(&self, name: &str, model: &str) -> Result<()> {
+        let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        if pod.spec.model == model {
+            return Ok(());
+        }
+        let text = format!("pod {name:?} does not serve model {model:?}");
+        Err(Error::Unknown(text))
+    }
+
     pub(in crate::fleet) fn locate(
         &mut self,
         name: &str,

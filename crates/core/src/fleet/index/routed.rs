@@ -1,17 +1,19 @@
-//! What a gateway says it sent to a pod, and what came back.
+//! What a gateway says: what it is sending to a pod, before any event can tell; what it has sent, and
+//! what came back.
 
 use super::Index;
-use super::registration::unknown_pod;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
+use crate::fleet::pod::Member;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::query::prompt_keys::{KeyStep, PromptKeys};
 use crate::fleet::query::request::ScoreRequest;
+use crate::fleet::query::search::RequestSearch;
+use crate::fleet::query::soon;
 use crate::fleet::rank::Rank;
 use crate::fleet::silent::MOST_PAGES;
-use crate::prefix::{PrefixKey, plus};
 
 impl Index {
     /// Notes that a rank was sent a request, and produced these tokens. Only pods with groups that no
@@ -46,11 +48,7 @@ impl Index {
         model: &str,
         most: usize,
     ) -> Result<bool> {
-        let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
-        if pod.spec.model != model {
-            let text = format!("pod {name:?} does not serve model {model:?}");
-            return Err(Error::Unknown(text));
-        }
+        self.check_serves(name, model)?;
         let (model, column) = self.locate(name, dp_rank)?;
         let begin =
             |rank: &mut Rank, shared: &mut SharedPresence<'_>| rank.begin_route(most, shared);
@@ -112,13 +110,75 @@ impl Index {
         let Some(salt) = salt.map(|salt| model.nodes.term(salt)) else {
             return Ok(());
         };
-        let prefixes = keys.prefixes().iter().enumerate();
-        let keys =
-            prefixes.map_while(|(i, prefix)| Some(plus(plus(*prefix, keys.ahead(i)?), salt)));
-        let keys: Vec<PrefixKey> = keys.collect();
+        let keys = keys.node_keys(salt).collect();
         let length = |tokens: &[u32]| u32::try_from(tokens.len()).unwrap_or(u32::MAX / 4);
         let lengths = (length(request.prompt.tokens), length(produced));
         model.with_rank(column, |rank, _| rank.route(keys, lengths));
         Ok(())
+    }
+
+    /// Notes that a rank will soon hold a prompt, and returns the number of this promise. `junction`
+    /// is how many tokens of it are present there now: an engine with states keeps one there, and one
+    /// at the end. `sparse_windows` says that it keeps windows nowhere else either.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered, and for a pod of another model.
+    pub fn promise(
+        &mut self,
+        (name, dp_rank): (&str, u32),
+        request: &ScoreRequest<'_>,
+        junction: u32,
+        sparse_windows: bool,
+    ) -> Result<u64> {
+        self.check_serves(name, request.model)?;
+        let (_, column) = self.locate(name, dp_rank)?;
+        let member = Member {
+            pod: name.into(),
+            dp_rank,
+            column: Some(column),
+        };
+        let resolved = self.resolve(request, &[member]);
+        self.num_promises += 1;
+        let (id, limit) = (self.num_promises, self.options.promise_limit_bytes);
+        let (model, _) = self.locate(name, dp_rank)?;
+        let promise = soon::promise(&mut RequestSearch::new(model, &resolved), column, junction);
+        model.promises.set_sparse(column, sparse_windows);
+        if let Some(promise) = promise {
+            model.promises.add(id, promise);
+        }
+        while self.promised_bytes() > limit && self.withdraw_oldest() {}
+        Ok(id)
+    }
+
+    /// Withdraws a promise. Returns whether it still counted.
+    pub fn withdraw(&mut self, promise: u64) -> bool {
+        let mut models = self.models.values_mut();
+        models.any(|model| model.promises.withdraw(promise))
+    }
+
+    /// The number of promises that count.
+    #[must_use]
+    pub fn num_promised(&self) -> usize {
+        self.models.values().map(|model| model.promises.len()).sum()
+    }
+
+    fn promised_bytes(&self) -> usize {
+        let models = self.models.values();
+        models.map(|model| model.promises.bytes()).sum()
+    }
+
+    /// Withdraws the oldest promise of the model with the most bytes. Returns false if there is none.
+    fn withdraw_oldest(&mut self) -> bool {
+        let models = self.models.values_mut();
+        let Some(model) = models.max_by_key(|model| model.promises.bytes()) else {
+            return false;
+        };
+        let Some(column) = model.promises.withdraw_oldest() else {
+            return false;
+        };
+        if let Some(rank) = &mut model.ranks[column] {
+            rank.counts.refuse("promises_over_limit", 1);
+        }
+        true
     }
 }

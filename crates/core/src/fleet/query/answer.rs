@@ -64,6 +64,13 @@ pub struct Row {
     /// The tokens that the rank's full-attention groups hold, whatever the other groups lack. For a
     /// rank without such a group, the tokens that the blocks of any group cover.
     pub present: u32,
+    /// The tokens that can be reused once the rank has what was promised to it: nothing more than
+    /// what it has now, if nothing is.
+    #[serde(skip)]
+    pub coming: u32,
+    /// `present`, once the rank has what was promised to it.
+    #[serde(skip)]
+    pub present_soon: u32,
     /// The bounds for each set of tiers.
     #[serde(serialize_with = "by_name")]
     pub tiers: SmallVec<[(TierSet, Bounds); 3]>,
@@ -104,6 +111,8 @@ impl Row {
             expected: 0,
             exactness: Exactness::Unknown,
             present: 0,
+            coming: 0,
+            present_soon: 0,
             tiers: tiers.iter().map(|&set| (set, bounds)).collect(),
             limiting: None,
             score: 0.0,

@@ -120,6 +120,16 @@ impl PromptKeys {
         self.aheads.get(i).copied()
     }
 
+    /// The keys of the nodes, under the term of a salt: one for each boundary of which the identity
+    /// is known.
+    pub(in crate::fleet) fn node_keys(
+        &self,
+        salt: PrefixKey,
+    ) -> impl Iterator<Item = PrefixKey> + '_ {
+        let prefixes = self.prefixes.iter().enumerate();
+        prefixes.map_while(move |(i, prefix)| Some(plus(plus(*prefix, self.ahead(i)?), salt)))
+    }
+
     /// Whether the nodes have been looked up.
     #[must_use]
     pub(in crate::fleet) fn is_looked_up(&self) -> bool {

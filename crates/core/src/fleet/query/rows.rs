@@ -8,6 +8,7 @@ use super::by_column::{Likely, RowsByColumn};
 use super::canonical_blocks;
 use super::expected::ToldLengths;
 use super::search::{ClassQuery, RequestSearch};
+use super::soon;
 use super::tier_score;
 use super::words::{ClassPresence, RankPresence, Words};
 use crate::fleet::model::Class;
@@ -104,6 +105,9 @@ impl RequestSearch<'_, '_> {
         }
         self.widen(class, scratch, rows);
         self.fill_scores(class_query, scratch, rows);
+        if !self.model.promises.is_empty() {
+            soon::fill_coming(self, class_query, scratch, rows);
+        }
     }
 
     /// Widens the bounds of a class by those with hits inside blocks, where it is not known whether
@@ -211,6 +215,7 @@ impl RequestSearch<'_, '_> {
         for column in class_query.class.columns() {
             let row = rows.row(column);
             row.present = present[column % 64];
+            row.present_soon = row.present;
             let limit = limits[column % 64];
             row.limiting = limit.map(|limit| Limiting {
                 group: Rank::group_name(view.groups[limit.group]),

@@ -97,13 +97,18 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
         self.prompt_keys.len() - 1
     }
 
-    /// The keys of a class, with its nodes looked up.
-    pub(in crate::fleet) fn keys_for(&mut self, class: &Class) -> usize {
-        let at = self.keys(KeyStep {
+    /// The boundaries along which a class is read.
+    pub(in crate::fleet) fn step_of(&self, class: &Class) -> KeyStep {
+        KeyStep {
             unit: class.unit(),
             lookahead: class.view.topology.hash_lookahead,
             page: self.page(class),
-        });
+        }
+    }
+
+    /// The keys of a class, with its nodes looked up.
+    pub(in crate::fleet) fn keys_for(&mut self, class: &Class) -> usize {
+        let at = self.keys(self.step_of(class));
         let salt = self.salt_on(at);
         let keys = &mut self.prompt_keys[at];
         if let (false, Some(salt)) = (keys.is_looked_up(), salt) {

@@ -1,0 +1,145 @@
+//! What a rank will be able to reuse once it holds what was promised to it (`promised`).
+//!
+//! The rule is evaluated over what is held and what is promised together. Of a prompt on its way, full
+//! attention and windows will hold each block; states will be had only where it ends and where it
+//! leaves what was there before.
+
+use smallvec::SmallVec;
+
+use super::by_column::RowsByColumn;
+use super::search::{ClassQuery, RequestSearch};
+use super::words::Words;
+use crate::divisors::lcm;
+use crate::fleet::model::Class;
+use crate::fleet::promised::{Coming, Promise};
+use crate::prefix::PrefixKey;
+use crate::rule::{self, Unknown};
+use crate::spec::{GroupSpec, SpecKind, Topology};
+
+/// Fills in what was promised to the ranks of a class, after their bounds were filled in.
+pub(in crate::fleet) fn fill_coming(
+    search: &RequestSearch<'_, '_>,
+    class_query: ClassQuery<'_>,
+    scratch: &mut rule::Scratch,
+    rows: &mut RowsByColumn<'_>,
+) {
+    let likely = class_query.class.silent().map(|(_, likely)| likely);
+    let class = likely.as_ref().unwrap_or(class_query.class);
+    let class_query = ClassQuery {
+        class,
+        keys: class_query.keys,
+    };
+    let (promises, unit) = (&search.model.promises, search.unit(class_query.keys));
+    let keys = node_keys(search, class_query.keys);
+    let Some(coming) = keys.and_then(|keys| promises.along(unit, keys, class.word, class.mask))
+    else {
+        return;
+    };
+    let sparse = promises.sparse_of(class.word, class.mask);
+    let mut words = search.words(class_query, search.request.tiers, false);
+    for (words, spec) in words.whole.iter_mut().zip(&class.view.topology.groups) {
+        add(words, &coming, spec, unit, sparse);
+    }
+    read_coming(search, class_query, &words, scratch, rows);
+}
+
+/// What the request promises to a rank: `None` while no group of it is known.
+pub(in crate::fleet) fn promise(
+    search: &mut RequestSearch<'_, '_>,
+    column: usize,
+    junction: u32,
+) -> Option<Promise> {
+    let word = column / 64;
+    let has_rank = |class: &&Class| usize::from(class.word) == word && class.has(column);
+    let class = search.model.classes().iter().find(has_rank)?.clone();
+    let step = search.step_of(&class);
+    let at = search.keys(step);
+    let keys: Vec<PrefixKey> = node_keys(search, at)?.collect();
+    let grid = grid(&class.view.topology);
+    let num_tokens = search.last_token().saturating_add(1);
+    let mut kept: SmallVec<[u32; 2]> = SmallVec::new();
+    for tokens in [junction.min(num_tokens), num_tokens] {
+        let end = tokens / grid * grid / step.unit;
+        if end > 0 && end as usize <= keys.len() && kept.last() != Some(&end) {
+            kept.push(end);
+        }
+    }
+    Some(Promise {
+        column,
+        unit: step.unit,
+        keys,
+        kept,
+    })
+}
+
+fn read_coming(
+    search: &RequestSearch<'_, '_>,
+    class_query: ClassQuery<'_>,
+    words: &Words,
+    scratch: &mut rule::Scratch,
+    rows: &mut RowsByColumn<'_>,
+) {
+    let ClassQuery { class, keys } = class_query;
+    let query = search.query(class.mask, Unknown::Strict);
+    let (tokens, present) = words.with_held(search.unit(keys), |held| {
+        (
+            rule::resume(&class.view.topology, held, query, scratch),
+            rule::present(&class.view.topology, held, query, scratch),
+        )
+    });
+    for column in class.columns() {
+        let row = rows.row(column);
+        row.coming = tokens[column % 64];
+        row.present_soon = row.present.max(present[column % 64]);
+    }
+}
+
+/// The keys of the nodes along the request; `None` if its salt is not known.
+fn node_keys<'a>(
+    search: &'a RequestSearch<'_, '_>,
+    keys: usize,
+) -> Option<impl Iterator<Item = PrefixKey> + 'a> {
+    let salt = search.salt_on(keys)?;
+    let term = search.model.nodes.term(salt);
+    Some(search.prompt_keys[keys].node_keys(term))
+}
+
+/// The tokens between two boundaries at which every group has a whole block.
+fn grid(topology: &Topology) -> u32 {
+    let groups = topology.groups.iter().filter(|g| g.prefix_cacheable);
+    lcm(groups
+        .map(|g| g.block_size)
+        .chain([topology.alignment.max(1)]))
+}
+
+/// Adds what is promised to what a group holds.
+fn add(words: &mut Vec<u64>, coming: &Coming, spec: &GroupSpec, unit: u32, sparse: u64) {
+    if !spec.prefix_cacheable {
+        return; // Its blocks need not be multiples of the unit, and nobody asks for them.
+    }
+    if words.len() < coming.dense.len() {
+        words.resize(coming.dense.len(), 0);
+    }
+    let step = (spec.block_size / unit).max(1) as usize;
+    let sparse = if spec.kind == SpecKind::Mamba {
+        u64::MAX
+    } else if spec.kind.is_full() {
+        0
+    } else {
+        sparse
+    };
+    for at in (step - 1..coming.dense.len()).step_by(step) {
+        words[at] |= coming.dense[at] & !sparse;
+        let kept = coming.kept[at] & sparse;
+        if kept == 0 {
+            continue;
+        }
+        let boundary = u32::try_from(at + 1)
+            .unwrap_or(u32::MAX)
+            .saturating_mul(unit);
+        let first = rule::first_read(spec, boundary) / spec.block_size;
+        for position in first..boundary / spec.block_size {
+            words[(position as usize + 1) * step - 1] |= kept;
+        }
+    }
+}
