@@ -144,7 +144,7 @@ class Ghost:
                 part, part.start, part.start + part.num_tokens - part.num_drafts
             )
             for group in range(len(self.groups)):
-                self.device._write(work, group, Taint(TORN, "a step that failed"))
+                self.device._write(work, group, part.start, Taint(TORN, "a step that failed"))
 
 
 @dataclass
