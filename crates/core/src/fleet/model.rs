@@ -34,9 +34,9 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Whether a rank of its word is in it.
+    /// Whether a rank is in it.
     pub(super) fn has(&self, column: usize) -> bool {
-        self.mask & (1 << (column % 64)) != 0
+        usize::from(self.word) == column / 64 && self.mask & (1 << (column % 64)) != 0
     }
 
     /// The columns of its ranks.
@@ -171,14 +171,14 @@ impl Model {
 
     /// Ends those promises of a rank that it has fulfilled.
     fn settle_promises(&mut self, index: usize) {
-        let Some(rank) = self.ranks[index].as_ref() else {
-            return;
-        };
         if !self.promises.concern(index) {
             return;
         }
-        let (nodes, planes, column) = (&self.nodes, &self.planes, rank.column);
-        let groups = rank.catalog.view().map_or(Vec::new(), |view| view.groups);
+        let classes = self.classes();
+        let Some(class) = classes.iter().find(|class| class.has(index)) else {
+            return;
+        };
+        let (nodes, planes) = (&self.nodes, &self.planes);
         let holds = |node: NodeId, group: u16| {
             Tier::ALL.into_iter().any(|tier| {
                 let key = PlaneKey {
@@ -186,15 +186,15 @@ impl Model {
                     partial: false,
                     tier,
                     doubted: false,
-                    word: column.word,
+                    word: class.word,
                 };
                 let plane = planes.find(key);
-                plane.is_some_and(|plane| planes.word(plane, node) & column.bit != 0)
+                plane.is_some_and(|plane| planes.word(plane, node) & (1 << (index % 64)) != 0)
             })
         };
         self.promises.settle(index, |key| {
             let node = nodes.find(key, None);
-            node.is_some_and(|node| groups.iter().all(|&group| holds(node, group)))
+            node.is_some_and(|node| class.view.groups.iter().all(|&group| holds(node, group)))
         });
     }
 

@@ -5,7 +5,7 @@
 //! a b c x            promised to rank 1              0, 1   '- [x]         1
 //! ```
 //! Two prompts that have one key in common have all keys before it in common, so how far a prompt
-//! follows a path is found by bisection, and a promise costs a few steps however long its prompt is.
+//! follows a path is found by bisection. A promise takes a step for each path, not for each key.
 //! A path is cut where another prompt leaves it and where states will be kept. It stays cut until
 //! nobody is promised it: there are never more paths than keys.
 
@@ -24,7 +24,7 @@ type PerColumn = SmallVec<[(usize, u32); 2]>;
 #[derive(Debug, Default)]
 struct Path {
     /// The keys of its boundaries; none if the path is free.
-    keys: Vec<PrefixKey>,
+    keys: Box<[PrefixKey]>,
     /// The number of keys from the start of the prompts to its end.
     end: u32,
     before: Option<PathId>,
@@ -41,6 +41,8 @@ pub(super) struct Paths {
     free: Vec<PathId>,
     by_first_key: HashMap<PrefixKey, PathId>,
     num_keys: usize,
+    /// How many ranks all paths are promised to, each counted with each of its paths.
+    num_promised: usize,
 }
 
 /// What is promised along a prompt to some ranks of one word.
@@ -62,7 +64,9 @@ impl Paths {
             let most = next.map_or(end, |next| next.min(end)) - at;
             let id = self.follow(&keys[at..], most, before);
             let path = &mut self.all[id.0 as usize];
+            let num_before = path.promised.len();
             count(&mut path.promised, column);
+            self.num_promised += path.promised.len() - num_before;
             if kept.contains(&path.end) {
                 count(&mut path.kept, column);
             }
@@ -77,7 +81,7 @@ impl Paths {
     /// is cut or made to be so.
     fn follow(&mut self, keys: &[PrefixKey], most: usize, before: Option<PathId>) -> PathId {
         let Some(&id) = self.by_first_key.get(&keys[0]) else {
-            return self.make(keys[..most].to_vec(), before);
+            return self.make(keys[..most].into(), before);
         };
         let path = &self.all[id.0 as usize];
         let common = shared(&path.keys, keys).min(most);
@@ -87,7 +91,7 @@ impl Paths {
         self.cut(id, common)
     }
 
-    fn make(&mut self, keys: Vec<PrefixKey>, before: Option<PathId>) -> PathId {
+    fn make(&mut self, keys: Box<[PrefixKey]>, before: Option<PathId>) -> PathId {
         let start = before.map_or(0, |id| self.all[id.0 as usize].end);
         let end = start + u32::try_from(keys.len()).unwrap_or(u32::MAX);
         self.num_keys += keys.len();
@@ -117,16 +121,18 @@ impl Paths {
     /// so whoever ends there or comes after it finds it.
     fn cut(&mut self, id: PathId, after: usize) -> PathId {
         let path = &mut self.all[id.0 as usize];
-        let rest = path.keys.split_off(after);
-        let keys = std::mem::replace(&mut path.keys, rest);
+        let (first_keys, rest) = path.keys.split_at(after);
+        let (first_keys, rest) = (first_keys.into(), rest.into());
+        path.keys = rest;
         let first_part = Path {
-            keys,
+            keys: first_keys,
             end: path.end - u32::try_from(path.keys.len()).unwrap_or(u32::MAX),
             before: path.before,
             promised: path.promised.clone(),
             kept: PerColumn::new(),
         };
         let first = path.keys[0];
+        self.num_promised += path.promised.len();
         let first_part = self.put(first_part);
         self.all[id.0 as usize].before = Some(first_part);
         self.by_first_key.insert(first, id);
@@ -142,7 +148,9 @@ impl Paths {
             if kept.contains(&path.end) {
                 uncount(&mut path.kept, column);
             }
+            let num_before = path.promised.len();
             uncount(&mut path.promised, column);
+            self.num_promised -= num_before - path.promised.len();
             if path.promised.is_empty() {
                 self.num_keys -= path.keys.len();
                 self.by_first_key.remove(&path.keys[0]);
@@ -179,7 +187,9 @@ impl Paths {
 
     /// The bytes held, by capacity and estimate.
     pub(super) fn bytes(&self) -> usize {
+        // At most as many ranks keep states at the end of a path as it is promised to.
         self.num_keys * size_of::<PrefixKey>()
+            + 2 * self.num_promised * size_of::<(usize, u32)>()
             + self.all.capacity() * size_of::<Path>()
             + self.free.capacity() * size_of::<PathId>()
             + self.by_first_key.allocation_size()
@@ -189,6 +199,8 @@ impl Paths {
     pub(super) fn check_integrity(&self) {
         let used = self.all.iter().filter(|path| !path.keys.is_empty());
         let num_keys: usize = used.clone().map(|path| path.keys.len()).sum();
+        let num_promised: usize = used.clone().map(|path| path.promised.len()).sum();
+        assert_eq!(num_promised, self.num_promised, "ranks of paths");
         assert_eq!(num_keys, self.num_keys, "keys");
         assert_eq!(used.count(), self.by_first_key.len(), "paths");
         assert_eq!(self.all.len() - self.free.len(), self.by_first_key.len());

@@ -10,7 +10,6 @@ use super::by_column::RowsByColumn;
 use super::search::{ClassQuery, RequestSearch};
 use super::words::Words;
 use crate::divisors::lcm;
-use crate::fleet::model::Class;
 use crate::fleet::promised::{Coming, Promise};
 use crate::prefix::PrefixKey;
 use crate::rule::{self, Unknown};
@@ -43,16 +42,15 @@ pub(in crate::fleet) fn fill_coming(
     read_coming(search, class_query, &words, scratch, rows);
 }
 
-/// What the request promises to a rank: `None` while no group of it is known.
+/// What the request promises to a rank. A rank of which no group is known yet is promised nothing.
 pub(in crate::fleet) fn promise(
     search: &mut RequestSearch<'_, '_>,
     column: usize,
     junction: u32,
 ) -> Option<Promise> {
-    let word = column / 64;
-    let has_rank = |class: &&Class| usize::from(class.word) == word && class.has(column);
-    let class = search.model.classes().iter().find(has_rank)?.clone();
-    let step = search.step_of(&class);
+    let classes = search.model.classes();
+    let class = classes.iter().find(|class| class.has(column))?;
+    let step = search.step_of(class);
     let at = search.keys(step);
     let keys: Vec<PrefixKey> = node_keys(search, at)?.collect();
     let grid = grid(&class.view.topology);
