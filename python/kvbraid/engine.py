@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbraid.hashing import HashAlgo
-from kvbraid.reading import check_fields, one_of, whole
+from kvbraid.reading import POSITIVE_COUNT, check_fields, one_of, whole
 from kvbraid.spec import EngineDialect, SilentGroup, SpecKind
 
 REPORT_MODES: Final = ("incremental", "full")
@@ -24,7 +24,7 @@ _KINDS: Final = {
     "hash_seed": str | None,
     "report_mode": one_of(REPORT_MODES),
     "retention": whole().or_none(),
-    "num_gpu_blocks": whole(1, (1 << 32) - 1).or_none(),
+    "num_gpu_blocks": POSITIVE_COUNT.or_none(),
     "event_format": one_of(EVENT_FORMATS),
 }
 

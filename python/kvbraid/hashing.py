@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 from kvbraid._native import engine_chain, engine_chain_keys, engine_none_hash
 from kvbraid.ids import BlockHash
-from kvbraid.reading import COUNT, check, whole
+from kvbraid.reading import COUNT, POSITIVE_COUNT, check
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -59,7 +59,7 @@ class EngineHash:
     lookahead: int = 0
 
     def __post_init__(self) -> None:
-        check("block_size", self.block_size, whole(1, (1 << 32) - 1))
+        check("block_size", self.block_size, POSITIVE_COUNT)
         check("lookahead", self.lookahead, COUNT)
 
 

@@ -76,6 +76,7 @@ MAX_SIZE: Final = (1 << 63) - 1
 """The largest size, count or distance of a memory."""
 COUNT: Final = whole(0, (1 << 32) - 1)
 POSITIVE: Final = whole(1)
+POSITIVE_COUNT: Final = whole(1, (1 << 32) - 1)
 SIZE: Final = size()
 OFFSET: Final = size(0)
 

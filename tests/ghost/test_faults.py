@@ -46,7 +46,7 @@ WRONG_ONCE = {
     113_617: "what an earlier run had registered counted as written by the present one",
     136_131: "a request that was told garbage by an earlier run was to write shared blocks again",
     138_676: "the device spoilt what a step writes of tokens before the garbage one",
-    344_353: "a chunk begins inside a block, and another slot of it is garbage",
+    344_353: "garbage before the start of a chunk shares a block with the chunk's first tokens",
 }
 
 

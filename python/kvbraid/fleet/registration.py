@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from kvbraid._native import FleetCore
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet.fields import TEXT
-from kvbraid.reading import Kind, check_each, check_fields, whole
+from kvbraid.reading import POSITIVE_COUNT, Kind, check_each, check_fields
 from kvbraid.spec import Topology
 
 NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
@@ -17,7 +17,7 @@ NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
 
 _FIELDS: Final[dict[str, Kind]] = {
     "model": TEXT,
-    "dp_size": whole(1, (1 << 32) - 1),
+    "dp_size": POSITIVE_COUNT,
     "topology": Topology,
     "engine": EngineProfile,
 }

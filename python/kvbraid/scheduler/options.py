@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from kvbraid.cache import CacheConfig, GroupOptions
 from kvbraid.errors import InvalidValueError
-from kvbraid.reading import COUNT, check_fields, one_of, whole
+from kvbraid.reading import COUNT, POSITIVE_COUNT, check_fields, one_of, whole
 from kvbraid.recovery.ledger.state import RecoveryOptions
 from kvbraid.spec import SpecKind
 
@@ -50,8 +50,8 @@ class SchedulerOptions(RecoveryOptions):
 
 
 _RULES: Final = {
-    "max_step_tokens": whole(1, (1 << 32) - 1),
-    "max_running": whole(1, (1 << 32) - 1),
+    "max_step_tokens": POSITIVE_COUNT,
+    "max_running": POSITIVE_COUNT,
     "max_steps_in_flight": whole(1, 2),
     "num_lookahead_tokens": COUNT,
     "findable": one_of(("computed", "scheduled")),
