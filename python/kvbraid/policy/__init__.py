@@ -1,0 +1,57 @@
+"""Which pod gets a request: costs in seconds, what was sent and has not come back, and a choice.
+
+Everything here is arithmetic on numbers that somebody else has measured. Times are handed in, so
+the same calls give the same choices; nothing reads a clock, and nothing waits.
+
+>>> from random import Random
+>>> from kvbraid.fleet import FleetIndex, Request
+>>> from kvbraid.ids import PodId
+>>> from kvbraid.spec import GroupSpec, SpecKind, Topology
+>>> attention = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),))
+>>> index = FleetIndex()
+>>> for pod in (PodId("a"), PodId("b")):
+...     index.register(pod, model="m", topology=attention)
+>>> router = Router(index, chance=Random(1))
+>>> request = Request(model="m", token_ids=range(4000))
+>>> first = router.pick("first", request, now=0.0)
+>>> again = router.pick("again", request, now=0.001)
+>>> again.rank == first.rank  # Waiting for its prefill costs less than a second one.
+True
+>>> router.end("first", now=1.0), router.end("again", now=1.0)
+(True, True)
+
+In reading order:
+
+    seconds    what a prompt costs a pod, in seconds
+    view       what is known about the candidates when one is chosen
+    costs      the rule of kvbraid: waiting, prefill, and what both cost others
+    baselines  the published rules of other routers, behind the same interface
+    bookings   what each rank was sent and has not done yet
+    standing   what else is said about a rank, and who may be chosen
+    decision   one choice, with all that it was made from
+    router     the face: requests come, ranks are chosen, reports come back
+"""
+
+from kvbraid.policy.baselines import BASELINES
+from kvbraid.policy.bookings import Bookings
+from kvbraid.policy.costs import CostOptions, CostRule, Terms
+from kvbraid.policy.decision import Decision
+from kvbraid.policy.router import Router, RouterOptions
+from kvbraid.policy.seconds import Seconds
+from kvbraid.policy.standing import Standing
+from kvbraid.policy.view import Policy, View
+
+__all__ = [
+    "BASELINES",
+    "Bookings",
+    "CostOptions",
+    "CostRule",
+    "Decision",
+    "Policy",
+    "Router",
+    "RouterOptions",
+    "Seconds",
+    "Standing",
+    "Terms",
+    "View",
+]

@@ -1,0 +1,174 @@
+"""What each rank was sent and has not done yet: booked when it is chosen, released by reports.
+
+Invariant: a request has at most one booking, and the sums of a rank are those of its bookings.
+A rank is taken to prefill one request after the other, in the order of their bookings. So its wait
+is what they take together, less what has passed for the one in front. Times are in seconds, of any
+clock that does not go back; if one does, nothing has passed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvbraid.policy.view import Rank
+
+
+@dataclass(slots=True)
+class Booking:
+    """One request at one rank: what its prefill takes, and how far it has come.
+
+    `computes` are the tokens of the prompt that the rank has to compute. `started` says that its
+    first token has been reported. `priority` is vLLM's: the smaller is the more urgent. `promise`
+    is what the index was promised, which may outlive the first token by `grace_s`.
+    """
+
+    rank: Rank
+    seconds: float
+    tokens: int
+    computes: int
+    at: float
+    priority: int = 0
+    grace_s: float = 0.0
+    promise: int | None = None
+    started: bool = False
+
+
+@dataclass(slots=True)
+class _Line:
+    """What stands before one rank: its bookings without a first token, in order, and sums."""
+
+    waiting: OrderedDict[str, Booking] = field(default_factory=OrderedDict)
+    seconds: float = 0.0
+    computes: int = 0
+    tokens: int = 0
+    running: int = 0
+    since: float = 0.0  # When the request in front came there.
+    urgent: bool = False  # Whether bookings may differ in priority.
+
+    def add(self, name: str, booking: Booking) -> None:
+        if not self.waiting:
+            self.since, self.urgent = booking.at, False
+        else:
+            self.urgent |= booking.priority != next(iter(self.waiting.values())).priority
+        self.waiting[name] = booking
+        self.seconds += booking.seconds
+        self.computes += booking.computes
+        self.tokens += booking.tokens
+        self.running += 1
+
+    def start(self, name: str, now: float) -> None:
+        booking = self.waiting.pop(name, None)
+        if booking is None:
+            return
+        self.since = max(self.since, now)  # A first token shows that the rank is at the next one.
+        self.seconds = self.seconds - booking.seconds if self.waiting else 0.0
+        self.computes -= booking.computes
+
+    def end(self, name: str, booking: Booking, now: float) -> None:
+        self.start(name, now)
+        self.tokens -= booking.tokens
+        self.running -= 1
+
+    def wait(self, now: float, priority: int) -> float:
+        if not self.waiting:
+            return 0.0
+        front = next(iter(self.waiting.values()))
+        done = min(max(now - self.since, 0.0), front.seconds)
+        if not self.urgent and front.priority <= priority:
+            return max(self.seconds - done, 0.0)
+        before = sum(b.seconds for b in self.waiting.values() if b.priority <= priority)
+        return before - done if front.priority <= priority else before
+
+
+class Bookings:
+    """The bookings of a fleet, by the name of their request."""
+
+    def __init__(self) -> None:
+        self._bookings: OrderedDict[str, Booking] = OrderedDict()
+        self._lines: dict[Rank, _Line] = {}
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._bookings
+
+    def __iter__(self) -> Iterator[tuple[str, Booking]]:
+        """Iterate over the bookings, oldest first."""
+        return iter(self._bookings.items())
+
+    def add(self, name: str, booking: Booking) -> None:
+        """Book a request that has no booking."""
+        assert name not in self._bookings, f"request {name!r} is booked already"
+        self._bookings[name] = booking
+        self._lines.setdefault(booking.rank, _Line()).add(name, booking)
+
+    def start(self, name: str, now: float) -> Booking | None:
+        """Note a request's first token; None if the request has no booking."""
+        booking = self._bookings.get(name)
+        if booking is not None and not booking.started:
+            booking.started = True
+            self._lines[booking.rank].start(name, now)
+        return booking
+
+    def start_predicted(self, now: float) -> None:
+        """Take each first token as reported that was to be expected until now."""
+        for line in self._lines.values():
+            while line.waiting:
+                name, front = next(iter(line.waiting.items()))
+                if now < line.since + front.seconds:
+                    break
+                front.started = True
+                line.start(name, line.since + front.seconds)
+
+    def end(self, name: str, now: float) -> Booking | None:
+        """Release a request; None if it has no booking."""
+        booking = self._bookings.pop(name, None)
+        if booking is not None:
+            line = self._lines[booking.rank]
+            line.end(name, booking, now)
+            if not line.running:
+                del self._lines[booking.rank]
+        return booking
+
+    def wait(self, rank: Rank, now: float, priority: int = 0) -> float:
+        """Return the seconds until the rank can begin with a request of this priority."""
+        line = self._lines.get(rank)
+        return line.wait(now, priority) if line else 0.0
+
+    def load(self, rank: Rank) -> tuple[int, int, int, int]:
+        """Return requests in flight, their tokens, how many wait, and what those compute."""
+        line = self._lines.get(rank)
+        if line is None:
+            return 0, 0, 0, 0
+        return line.running, line.tokens, len(line.waiting), line.computes
+
+    def overdue(self, rank: Rank, now: float) -> float:
+        """Return how many seconds the request in front is late for its first token."""
+        line = self._lines.get(rank)
+        if line is None or not line.waiting:
+            return 0.0
+        return now - line.since - next(iter(line.waiting.values())).seconds
+
+    def is_busy(self, rank: Rank) -> bool:
+        """Return whether the rank has a prefill to do."""
+        line = self._lines.get(rank)
+        return bool(line and line.waiting)
+
+    def check_integrity(self) -> None:
+        """Assert that every sum is that of its bookings. For tests: it walks everything."""
+        ranks = {booking.rank for booking in self._bookings.values()}
+        assert ranks == set(self._lines), (ranks, set(self._lines))
+        for rank, line in self._lines.items():
+            mine = {n: b for n, b in self._bookings.items() if b.rank == rank}
+            waiting = {n: b for n, b in mine.items() if not b.started}
+            assert list(line.waiting.items()) == list(waiting.items())
+            assert (line.running, line.tokens) == (len(mine), sum(b.tokens for b in mine.values()))
+            assert line.computes == sum(b.computes for b in waiting.values())
+            assert abs(line.seconds - sum(b.seconds for b in waiting.values())) < SUM_ERROR
+            priorities = {b.priority for b in waiting.values()}
+            assert line.urgent or len(priorities) <= 1
+
+
+SUM_ERROR = 1e-6
+"""By how many seconds the sum of a line may differ from the sum of its bookings."""

@@ -1,0 +1,53 @@
+"""One choice, with all that it was made from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from kvbraid.ids import PodState
+from kvbraid.policy.costs import CostRule, Terms
+from kvbraid.policy.view import Policy, Rank, View
+
+Knowledge: TypeAlias = Literal["events", "promises"]
+"""Whether a rank's cache is known from its events, or guessed from what it was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One choice with all that it was made from; `place` is that of the chosen candidate.
+
+    `lower` and `upper` bound what the rank can reuse now: they promise, while `view.resumable`,
+    from which the cost comes, also counts what is in flight. `lifted` names the filters that would
+    have left nobody, and `left_out` counts the ranks that each of the others left out.
+    """
+
+    name: str
+    policy: Policy
+    view: View
+    costs: list[float]
+    place: int
+    lower: int
+    upper: int
+    state: PodState
+    lifted: tuple[str, ...]
+    left_out: Mapping[str, int]
+    seconds_given: bool
+
+    @property
+    def rank(self) -> Rank:
+        """The chosen pod and its data-parallel rank."""
+        return self.view.ranks[self.place]
+
+    @property
+    def cost(self) -> float:
+        """The chosen candidate's cost."""
+        return self.costs[self.place]
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """Whence the rank's cache is known."""
+        return "promises" if self.state is PodState.STALE else "events"
+
+    def terms(self) -> list[Terms]:
+        """Return the terms of every candidate's cost; none if the policy has no such terms."""
+        return self.policy.terms(self.view) if isinstance(self.policy, CostRule) else []

@@ -1,0 +1,390 @@
+"""The face of the policies: requests come, ranks are chosen, and reports come back.
+
+Invariant: a request is booked and promised before its decision is returned, and has at most one
+booking however often it is asked about. What nobody reports is released by time and counted.
+Times are those of the caller's clock, in seconds. Thread-safe: one decision at a time.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from random import Random
+from threading import Lock
+from typing import Final, NamedTuple
+
+from kvbraid.errors import UnknownError
+from kvbraid.fleet import Columns, FleetIndex, Request
+from kvbraid.ids import PodState
+from kvbraid.policy.bookings import Booking, Bookings
+from kvbraid.policy.costs import CostRule
+from kvbraid.policy.decision import Decision
+from kvbraid.policy.seconds import Seconds
+from kvbraid.policy.standing import FILTERS, Asked, Candidate, Standing
+from kvbraid.policy.view import Policy, Rank, View
+from kvbraid.reading import POSITIVE, check
+
+BUSIEST: Final = 0.95
+"""The largest share of busy ranks that counts: the price of work is 1/(1 - share)."""
+
+LONGEST_GAP_S: Final = 60.0
+"""A longer pause between two requests counts as one of this length: a night is no arrival rate."""
+
+_UNSAID: Final = Standing()
+_DEFAULT_SECONDS: Final = Seconds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """How requests in flight count. Times are in seconds.
+
+    With `in_flight` a request counts as cached where it was sent, until the rank's events tell of
+    it: until `grace_s` after its first token at the longest, or `remember_s` where the rank has no
+    events. `first_tokens` says that first tokens are reported; without them a prefill ends when it
+    was expected to. A booking without a report is released after `hold_s`, and above
+    `most_bookings` the oldest is. A rank whose next first token is `stuck_s` late is left out while
+    there are others. `arrivals` is over how many requests load is averaged. `sparse_windows` is
+    that of `FleetIndex.promise`.
+    """
+
+    in_flight: bool = True
+    first_tokens: bool = True
+    grace_s: float = 2.0
+    remember_s: float = 120.0
+    hold_s: float = 600.0
+    stuck_s: float = 30.0
+    most_bookings: int = 65_536
+    arrivals: int = 100
+    sparse_windows: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no router can work with."""
+        check("most_bookings", self.most_bookings, POSITIVE)
+        check("arrivals", self.arrivals, POSITIVE)
+
+
+class _Chosen(NamedTuple):
+    """The rows of an answer that are candidates, and how they came to be."""
+
+    rows: list[int]
+    lifted: tuple[str, ...]
+    left_out: dict[str, int]
+
+
+@dataclass(slots=True)
+class _Load:
+    """The load of one model's ranks, averaged over the last arrivals."""
+
+    busy: float = 0.0
+    gap_s: float = 0.0
+    last: float | None = None
+    count: int = 0
+
+    def arrive(self, now: float, busy: float, most: int) -> None:
+        self.count = min(self.count + 1, most)
+        self.busy += (busy - self.busy) / self.count
+        if self.last is not None:
+            gap = min(max(now - self.last, 0.0), LONGEST_GAP_S)
+            self.gap_s += (gap - self.gap_s) / max(self.count - 1, 1)
+        self.last = now if self.last is None else max(now, self.last)
+
+
+class Router:
+    """Chooses a rank for each request, and follows what it has chosen.
+
+    `seconds` has the coefficients of each model; a model that is left out has the defaults of
+    `Seconds`, and its decisions say so. The router changes nothing of the index but its promises.
+    """
+
+    def __init__(
+        self,
+        index: FleetIndex,
+        policy: Policy | None = None,
+        *,
+        seconds: Mapping[str, Seconds] | None = None,
+        options: RouterOptions | None = None,
+        chance: Random | None = None,
+    ) -> None:
+        self._index = index
+        self.policy = policy or CostRule()
+        self._seconds = dict(seconds or {})
+        self._options = options or RouterOptions()
+        self._chance = chance or Random()  # noqa: S311 - it spreads load, and guards nothing
+        self._standing: dict[Rank, Standing] = {}
+        self._bookings = Bookings()
+        self._loads: dict[str, _Load] = {}
+        self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
+        self._counts: Counter[str] = Counter()
+        self._lock = Lock()
+
+    # ---- what a rank is like ---------------------------------------------------------------
+
+    def set_standing(self, rank: Rank, standing: Standing) -> None:
+        """Note what is said about a rank, from now on."""
+        self._standing[rank] = standing
+
+    def forget(self, rank: Rank) -> None:
+        """Forget what was said about a rank. Its bookings stay until their requests end."""
+        self._standing.pop(rank, None)
+
+    # ---- choosing --------------------------------------------------------------------------
+
+    def pick(
+        self,
+        name: str,
+        request: Request,
+        *,
+        now: float,
+        candidates: Collection[Rank] | None = None,
+        session: str | None = None,
+        priority: int = 0,
+    ) -> Decision:
+        """Choose a rank for a request; book and promise it there.
+
+        `name` is the request's own: asked again about it, the router decides anew, and the new
+        booking replaces the old one. `candidates` are the ranks to choose from; None: all of the
+        model. Requests of one `session` go to the same rank among near-equal ones. Of `priority`
+        as in vLLM: requests of a larger number do not delay this one.
+
+        Raises:
+            UnknownError: No pod serves the model, or none of its ranks may be chosen.
+            InvalidValueError: As in `FleetIndex.score`.
+        """
+        with self._lock:
+            self._release(now)
+            if self._drop(name, now):
+                self._counts["asked_again"] += 1
+            columns = self._index.score(request).columns()
+            chosen = self._candidates(columns, request, now, candidates)
+            view = self._view(columns, chosen.rows, request, now, priority)
+            costs = self.policy.costs(view)
+            place = self._place(costs, view, session)
+            row = chosen.rows[place]
+            self._book(name, view, place, row, columns, now, priority)
+            return Decision(
+                name=name,
+                policy=self.policy,
+                view=view,
+                costs=costs,
+                place=place,
+                lower=columns.lower[row],
+                upper=columns.upper[row],
+                state=columns.states[row],
+                lifted=chosen.lifted,
+                left_out=chosen.left_out,
+                seconds_given=request.model in self._seconds,
+            )
+
+    def _candidates(
+        self, columns: Columns, request: Request, now: float, given: Collection[Rank] | None
+    ) -> _Chosen:
+        rows = list(range(len(columns.ranks)))
+        if given is not None:
+            rows = [row for row in rows if columns.ranks[row] in given]
+            if not rows:
+                raise UnknownError(f"none of the {len(given)} candidates serves {request.model!r}")
+        if not self._standing and not self._bookings and PodState.STALE not in columns.states:
+            return _Chosen(rows, (), {})
+        asked = Asked(lora=request.lora, stuck_s=self._options.stuck_s)
+        described = {row: self._candidate(columns, row, now) for row in rows}
+        lifted, left_out = [], {}
+        for name, keeps, can_lift in FILTERS:
+            kept = [row for row in rows if keeps(described[row], asked)]
+            if kept or not can_lift:
+                if len(kept) < len(rows):
+                    left_out[name] = len(rows) - len(kept)
+                rows = kept
+            elif rows:
+                lifted.append(name)
+        if not rows:
+            reasons = ", ".join(f"{count} {name}" for name, count in left_out.items())
+            raise UnknownError(f"no rank of {request.model!r} may be chosen: {reasons}")
+        return _Chosen(rows, tuple(lifted), left_out)
+
+    def _candidate(self, columns: Columns, row: int, now: float) -> Candidate:
+        rank = columns.ranks[row]
+        return Candidate(
+            standing=self._standing.get(rank, _UNSAID),
+            state=columns.states[row],
+            running=self._bookings.load(rank)[0],
+            overdue=self._bookings.overdue(rank, now),
+        )
+
+    def _view(
+        self, columns: Columns, rows: list[int], request: Request, now: float, priority: int
+    ) -> View:
+        ranks = [columns.ranks[row] for row in rows]
+        bookings, in_flight = self._bookings, self._options.in_flight
+        resumable = columns.expected_soon if in_flight else columns.expected
+        present = columns.present_soon if in_flight else columns.present
+        running, tokens, waiting, computes = zip(*map(bookings.load, ranks), strict=True)
+        load = self._loads.setdefault(request.model, _Load())
+        busy = sum(map(bookings.is_busy, columns.ranks)) / len(columns.ranks)
+        load.arrive(now, busy, self._options.arrivals)
+        seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
+        return View(
+            request=request,
+            tokens=max(len(request.token_ids), 1),
+            ranks=ranks,
+            resumable=[resumable[row] for row in rows],
+            present=[present[row] for row in rows],
+            loaded=self._loaded(request, seconds, columns, rows),
+            wait=[bookings.wait(rank, now, priority) for rank in ranks],
+            running=running,
+            running_tokens=tokens,
+            waiting=waiting,
+            waiting_tokens=computes,
+            usage=[self._standing.get(rank, _UNSAID).usage for rank in ranks],
+            busy=min(load.busy, BUSIEST),
+            rate=1 / (load.gap_s * len(columns.ranks)) if load.gap_s else 0.0,
+            seconds=seconds,
+            chance=self._chance,
+        )
+
+    def _loaded(
+        self, request: Request, seconds: Seconds, columns: Columns, rows: list[int]
+    ) -> list[int]:
+        """Return the tokens of each candidate that are on a slower tier than the GPU alone."""
+        if not seconds.per_loaded_token:
+            return [0] * len(rows)
+        near = self._index.score(replace(request, tiers=("gpu",))).columns()
+        on_gpu = dict(zip(near.ranks, near.expected, strict=True))
+        expected, ranks = columns.expected, columns.ranks
+        return [max(expected[row] - on_gpu.get(ranks[row], 0), 0) for row in rows]
+
+    def _place(self, costs: list[float], view: View, session: str | None) -> int:
+        least, slack = min(costs), self.policy.slack
+        most = least * (1 + slack) if slack else least
+        near = [place for place, cost in enumerate(costs) if cost <= most]
+        if session is None or len(near) == 1:
+            return self._chance.choice(near)
+        return max(near, key=lambda place: _affinity(session, view.ranks[place]))
+
+    def _book(
+        self,
+        name: str,
+        view: View,
+        place: int,
+        row: int,
+        columns: Columns,
+        now: float,
+        priority: int,
+    ) -> None:
+        self._counts["picked"] += 1
+        if len(self._bookings) >= self._options.most_bookings:
+            oldest, _ = next(iter(self._bookings))
+            self._drop(oldest, now)
+            self._counts["bookings_over_limit"] += 1
+        resumable = min(view.resumable[place], view.tokens)
+        options, is_stale = self._options, columns.states[row] is PodState.STALE
+        booking = Booking(
+            rank=view.ranks[place],
+            seconds=view.seconds.prefill(view.tokens, resumable),
+            tokens=view.tokens,
+            computes=view.tokens - resumable,
+            at=now,
+            priority=priority,
+            grace_s=options.remember_s if is_stale else options.grace_s,
+        )
+        if options.in_flight:
+            booking.promise = self._promise(booking.rank, view, columns.present_soon[row])
+        self._bookings.add(name, booking)
+
+    def _promise(self, rank: Rank, view: View, junction: int) -> int | None:
+        pod, dp_rank = rank
+        sparse = self._options.sparse_windows
+        try:
+            return self._index.promise(
+                pod, view.request, dp_rank=dp_rank, junction=junction, sparse_windows=sparse
+            )
+        except UnknownError:  # The pod was removed meanwhile: its data plane will say so.
+            self._counts["removed_meanwhile"] += 1
+            return None
+
+    # ---- what comes back -------------------------------------------------------------------
+
+    def first_token(self, name: str, *, now: float) -> bool:
+        """Note a request's first token; return whether the request is booked."""
+        with self._lock:
+            booking = self._bookings.start(name, now)
+            if booking is None:
+                self._counts["unknown_reports"] += 1
+                return False
+            self._end_promise(booking, now + booking.grace_s)
+            return True
+
+    def end(self, name: str, *, now: float) -> bool:
+        """Note that a request has ended well; return whether it was booked."""
+        with self._lock:
+            booking = self._bookings.end(name, now)
+            if booking is None:
+                self._counts["unknown_reports"] += 1
+                return False
+            self._end_promise(booking, now + booking.grace_s)
+            return True
+
+    def fail(self, name: str, *, now: float) -> bool:
+        """Note that a request has failed: the rank has not got it; return whether it was booked."""
+        with self._lock:
+            if not self._drop(name, now):
+                self._counts["unknown_reports"] += 1
+                return False
+            self._counts["failed"] += 1
+            return True
+
+    def release(self, *, now: float) -> None:
+        """Release what nobody has reported in time. Each pick does so, too."""
+        with self._lock:
+            self._release(now)
+
+    def _release(self, now: float) -> None:
+        if not self._options.first_tokens:
+            self._bookings.start_predicted(now)
+        while self._bookings:
+            name, oldest = next(iter(self._bookings))
+            if now - oldest.at < self._options.hold_s:
+                break
+            self._drop(name, now)
+            self._counts["released_by_time"] += 1
+        while self._ending and (
+            self._ending[0][0] <= now or len(self._ending) > self._options.most_bookings
+        ):
+            self._index.withdraw(heapq.heappop(self._ending)[1])
+
+    def _drop(self, name: str, now: float) -> bool:
+        """Release a request and what it promised at once; say whether it was booked."""
+        booking = self._bookings.end(name, now)
+        if booking is None:
+            return False
+        if booking.promise is not None:
+            self._index.withdraw(booking.promise)
+        return True
+
+    def _end_promise(self, booking: Booking, at: float) -> None:
+        if booking.promise is not None:
+            heapq.heappush(self._ending, (at, booking.promise))
+            booking.promise = None
+
+    # ---- what a user can see ---------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each thing has happened that is counted."""
+        return dict(self._counts)
+
+    def num_booked(self) -> int:
+        """Return how many requests are in flight."""
+        return len(self._bookings)
+
+    def check_integrity(self) -> None:
+        """Assert that bookings and promises agree. For tests: it walks everything."""
+        self._bookings.check_integrity()
+        promises = [b.promise for _, b in self._bookings if b.promise is not None]
+        assert len(set(promises)) == len(promises)
+        assert self._index.num_promised() <= len(promises) + len(self._ending)
+
+
+def _affinity(session: str, rank: Rank) -> bytes:
+    """Return a number that is the same in every replica: the largest wins (rendezvous hashing)."""
+    text = f"{session}\0{rank[0]}\0{rank[1]}"
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,70 @@
+"""What is known about the candidates when one of them is chosen: a column for each number.
+
+A policy turns a view into a cost for each candidate, and knows nothing else. So rules can be
+compared on equal terms, and a simulation runs the very rule that a gateway runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, Protocol, TypeAlias
+
+from kvbraid.fleet import Request
+from kvbraid.ids import PodId
+from kvbraid.policy.seconds import Seconds
+
+Rank: TypeAlias = tuple[PodId, int]
+"""A pod, and the data-parallel rank of its engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One request and its candidates, whose columns are in the order of `ranks`.
+
+    `resumable` and `present` are tokens of the prompt that the rank will have when the request
+    gets there: with what is in flight, unless the router was told to look at events alone.
+    `loaded` are those of the resumable tokens that come from a slower tier than the GPU.
+
+    `wait` is in seconds. `running` are requests in flight, and `running_tokens` the tokens of their
+    prompts; `waiting` are those of them without a first token, and `waiting_tokens` what their
+    prefills have to compute. `usage` is the share of the pool in use, as the engine reports it; 0
+    if it reports none.
+
+    `busy` is the share of ranks with work over the last hundred arrivals, below 1; `rate` the
+    arrivals a second and rank. Chance is part of the view, so that a run can be repeated.
+    """
+
+    request: Request
+    tokens: int
+    ranks: Sequence[Rank]
+    resumable: Sequence[int]
+    present: Sequence[int]
+    loaded: Sequence[int]
+    wait: Sequence[float]
+    running: Sequence[int]
+    running_tokens: Sequence[int]
+    waiting: Sequence[int]
+    waiting_tokens: Sequence[int]
+    usage: Sequence[float]
+    busy: float
+    rate: float
+    seconds: Seconds
+    chance: Random
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
+class Policy(Protocol):
+    """A rule: what it costs to send the request of a view to each of its candidates.
+
+    The least cost is chosen, by chance among candidates whose cost is at most `slack` (a share)
+    above it. Costs may be of any unit and sign; with a slack they must not be below 0.
+    """
+
+    name: ClassVar[str]
+    slack: float
+
+    def costs(self, view: View) -> list[float]:
+        """Return a cost for each candidate. May draw from `view.chance`; changes only itself."""
+        ...
