@@ -6,6 +6,7 @@ KvbraidError
 │   ├── LayoutError     layers that cannot be laid out in memory, or memory that no plan explains
 │   └── NotHeldError    a hit that the cache no longer holds: match again
 ├── UnknownError        a pod, model, group or request that is not known (also a LookupError)
+├── NoRankError         no rank of the model may be sent a request
 ├── TooLargeError       larger than a configured limit
 ├── CaptureError        a capture directory that cannot be read
 ├── TraceError          a trace file that cannot be read
@@ -45,6 +46,10 @@ class NotHeldError(InvalidValueError):
 
 class UnknownError(KvbraidError, LookupError):
     """A pod, model, group or request that is not known."""
+
+
+class NoRankError(KvbraidError):
+    """No rank of the model may be sent a request."""
 
 
 class TooLargeError(KvbraidError):

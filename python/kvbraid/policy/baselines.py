@@ -5,10 +5,11 @@ counts blocks, tokens stand here. `present` is what an index of full attention m
 what these routers know of a hybrid; none of them has a number for what is resumable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from typing import ClassVar, Final
 
 from kvbraid.policy.costs import CostOptions, CostRule
@@ -84,7 +85,7 @@ class BoundedHash:
 
     def costs(self, view: View) -> list[float]:
         """Return the distance on the ring, and infinity beyond the bound."""
-        start = _point(repr([int(t) for t in view.request.token_ids[: self.prefix_tokens]]))
+        start = _point(repr([*map(int, islice(view.request.token_ids, self.prefix_tokens))]))
         most = self.bound * (sum(view.running) + 1) / len(view)
         return [
             _distance(start, _points(rank, self.replicas)) if running + 1 <= most else float("inf")
@@ -233,7 +234,7 @@ class CacheAware:
 
 @dataclass(frozen=True, slots=True)
 class LoadAware:
-    """production-stack's `loadaware`: the share that matches, less `beta` times the excess load."""
+    """production-stack's `loadaware`: the matching share, less `beta` times the excess load."""
 
     name: ClassVar[str] = "load_aware"
     slack: float = 0.0
@@ -277,11 +278,11 @@ class Greedy(CostRule):
         super().__init__(CostOptions(potential=0.0, displacement=0.0, queue=0.0))
 
 
-BASELINES: Final[Mapping[str, type[Policy]]] = {
+BASELINES: Final[Mapping[str, Callable[[], Policy]]] = {
     policy.name: policy
     for policy in (
         RoundRobin, RandomChoice, LeastLoaded, PowerOfTwo, BoundedHash, LlmD, LlmDGate, Dynamo,
         LMetric, CacheAware, LoadAware, FullAttention, Greedy,
     )
 }  # fmt: skip
-"""Every baseline by its name; calling one makes a policy with its published constants."""
+"""What makes each baseline, with its published constants, by its name."""

@@ -5,12 +5,12 @@
        +  X b/(1-b) (T(n, f) - T0)                       work for what is not present delays others
        +  Y r/(1-b) T(n, f) (w + T(n, h))                the same, for the queue of this very rank
 
-n: tokens, h: resumable, f: present, both with what is in flight; w: the rank's wait, T:
-`Seconds.prefill`, T0 its fixed part, b: the share of ranks that are busy, r: arrivals a second and
-rank. In a queue, a job of T seconds delays others by about T r (w + T) / (1 - b). A router can send
-those elsewhere, so both coefficients are below 1. What is not present also drives something out,
-whose loss is work again. This is charged to tokens that are not *present*: charged to those that
-are not resumable, it scatters prompts whose state alone is missing (docs/routing.md has figures).
+n: tokens, h: resumable, f: present, both with what is in flight; w: the rank's wait; T:
+`Seconds.prefill`, T0 its fixed part; b: the share of ranks that are busy; r: arrivals a second and
+rank. In a queue, a job of T seconds delays others by about T r (w + T) / (1 - b). A router can
+send those elsewhere, so both coefficients are below 1. What is not present also drives something
+out, whose loss is work again. Both are charged to tokens that are not *present*: charged to those
+that are not resumable, they would scatter prompts of which only a state is missing.
 """
 
 from dataclasses import astuple, dataclass, fields

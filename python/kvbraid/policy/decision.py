@@ -44,6 +44,11 @@ class Decision:
         return self.costs[self.place]
 
     @property
+    def resumable(self) -> int:
+        """The tokens that the rank is expected to reuse when it gets there."""
+        return min(self.view.resumable[self.place], self.view.tokens)
+
+    @property
     def knowledge(self) -> Knowledge:
         """Whence the rank's cache is known."""
         return "promises" if self.state is PodState.STALE else "events"

@@ -14,7 +14,7 @@ from random import Random
 from threading import Lock
 from typing import Final, NamedTuple
 
-from kvbraid.errors import UnknownError
+from kvbraid.errors import NoRankError, UnknownError, shortened
 from kvbraid.fleet import Columns, FleetIndex, Request
 from kvbraid.ids import PodState
 from kvbraid.policy.bookings import Booking, Bookings
@@ -43,9 +43,10 @@ class RouterOptions:
     it: until `grace_s` after its first token at the longest, or `remember_s` where the rank has no
     events. `first_tokens` says that first tokens are reported; without them a prefill ends when it
     was expected to. A booking without a report is released after `hold_s`, and above
-    `most_bookings` the oldest is. A rank whose next first token is `stuck_s` late is left out while
-    there are others. `arrivals` is over how many requests load is averaged. `sparse_windows` is
-    that of `FleetIndex.promise`.
+    `most_bookings` the oldest is.
+
+    A rank whose next first token is `stuck_s` late is left out while there are others. `arrivals`
+    is over how many requests load is averaged; `sparse_windows` is that of `FleetIndex.promise`.
     """
 
     in_flight: bool = True
@@ -148,7 +149,8 @@ class Router:
         as in vLLM: requests of a larger number do not delay this one.
 
         Raises:
-            UnknownError: No pod serves the model, or none of its ranks may be chosen.
+            UnknownError: No pod serves the model.
+            NoRankError: None of its ranks is a candidate, or may be sent a request.
             InvalidValueError: As in `FleetIndex.score`.
         """
         with self._lock:
@@ -161,8 +163,7 @@ class Router:
             costs = self.policy.costs(view)
             place = self._place(costs, view, session)
             row = chosen.rows[place]
-            self._book(name, view, place, row, columns, now, priority)
-            return Decision(
+            decision = Decision(
                 name=name,
                 policy=self.policy,
                 view=view,
@@ -175,6 +176,8 @@ class Router:
                 left_out=chosen.left_out,
                 seconds_given=request.model in self._seconds,
             )
+            self._book(decision, columns.present_soon[row], now, priority)
+            return decision
 
     def _candidates(
         self, columns: Columns, request: Request, now: float, given: Collection[Rank] | None
@@ -183,7 +186,9 @@ class Router:
         if given is not None:
             rows = [row for row in rows if columns.ranks[row] in given]
             if not rows:
-                raise UnknownError(f"none of the {len(given)} candidates serves {request.model!r}")
+                raise NoRankError(
+                    f"none of the {len(given)} candidates serves {shortened(request.model)}"
+                )
         if not self._standing and not self._bookings and PodState.STALE not in columns.states:
             return _Chosen(rows, (), {})
         asked = Asked(lora=request.lora, stuck_s=self._options.stuck_s)
@@ -199,7 +204,7 @@ class Router:
                 lifted.append(name)
         if not rows:
             reasons = ", ".join(f"{count} {name}" for name, count in left_out.items())
-            raise UnknownError(f"no rank of {request.model!r} may be chosen: {reasons}")
+            raise NoRankError(f"no rank of {shortened(request.model)} may be chosen: {reasons}")
         return _Chosen(rows, tuple(lifted), left_out)
 
     def _candidate(self, columns: Columns, row: int, now: float) -> Candidate:
@@ -261,42 +266,32 @@ class Router:
             return self._chance.choice(near)
         return max(near, key=lambda place: _affinity(session, view.ranks[place]))
 
-    def _book(
-        self,
-        name: str,
-        view: View,
-        place: int,
-        row: int,
-        columns: Columns,
-        now: float,
-        priority: int,
-    ) -> None:
+    def _book(self, decision: Decision, junction: int, now: float, priority: int) -> None:
         self._counts["picked"] += 1
-        if len(self._bookings) >= self._options.most_bookings:
+        view, options, resumable = decision.view, self._options, decision.resumable
+        if len(self._bookings) >= options.most_bookings:
             oldest, _ = next(iter(self._bookings))
             self._drop(oldest, now)
             self._counts["bookings_over_limit"] += 1
-        resumable = min(view.resumable[place], view.tokens)
-        options, is_stale = self._options, columns.states[row] is PodState.STALE
         booking = Booking(
-            rank=view.ranks[place],
+            rank=decision.rank,
             seconds=view.seconds.prefill(view.tokens, resumable),
             tokens=view.tokens,
             computes=view.tokens - resumable,
             at=now,
             priority=priority,
-            grace_s=options.remember_s if is_stale else options.grace_s,
+            grace_s=options.grace_s if decision.knowledge == "events" else options.remember_s,
         )
         if options.in_flight:
-            booking.promise = self._promise(booking.rank, view, columns.present_soon[row])
-        self._bookings.add(name, booking)
+            booking.promise = self._promise(decision.rank, view.request, junction)
+        self._bookings.add(decision.name, booking)
 
-    def _promise(self, rank: Rank, view: View, junction: int) -> int | None:
+    def _promise(self, rank: Rank, request: Request, junction: int) -> int | None:
         pod, dp_rank = rank
         sparse = self._options.sparse_windows
         try:
             return self._index.promise(
-                pod, view.request, dp_rank=dp_rank, junction=junction, sparse_windows=sparse
+                pod, request, dp_rank=dp_rank, junction=junction, sparse_windows=sparse
             )
         except UnknownError:  # The pod was removed meanwhile: its data plane will say so.
             self._counts["removed_meanwhile"] += 1
@@ -325,7 +320,7 @@ class Router:
             return True
 
     def fail(self, name: str, *, now: float) -> bool:
-        """Note that a request has failed: the rank has not got it; return whether it was booked."""
+        """Note that a request failed and left nothing; return whether it was booked."""
         with self._lock:
             if not self._drop(name, now):
                 self._counts["unknown_reports"] += 1

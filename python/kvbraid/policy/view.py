@@ -25,10 +25,10 @@ class View:
     gets there: with what is in flight, unless the router was told to look at events alone.
     `loaded` are those of the resumable tokens that come from a slower tier than the GPU.
 
-    `wait` is in seconds. `running` are requests in flight, and `running_tokens` the tokens of their
-    prompts; `waiting` are those of them without a first token, and `waiting_tokens` what their
-    prefills have to compute. `usage` is the share of the pool in use, as the engine reports it; 0
-    if it reports none.
+    `wait` is in seconds. `running` are requests in flight, and `running_tokens` the tokens of
+    their prompts; `waiting` are those of them without a first token, and `waiting_tokens` what
+    their prefills have to compute. `usage` is the share of the pool in use, as the engine reports
+    it; 0 if it reports none.
 
     `busy` is the share of ranks with work over the last hundred arrivals, below 1; `rate` the
     arrivals a second and rank. Chance is part of the view, so that a run can be repeated.
@@ -58,12 +58,15 @@ class View:
 class Policy(Protocol):
     """A rule: what it costs to send the request of a view to each of its candidates.
 
-    The least cost is chosen, by chance among candidates whose cost is at most `slack` (a share)
-    above it. Costs may be of any unit and sign; with a slack they must not be below 0.
+    The candidate of the least cost is chosen. Costs may be of any unit and sign.
     """
 
     name: ClassVar[str]
-    slack: float
+
+    @property
+    def slack(self) -> float:
+        """By which share a cost may be above the least and count as equal. Chance decides then."""
+        ...
 
     def costs(self, view: View) -> list[float]:
         """Return a cost for each candidate. May draw from `view.chance`; changes only itself."""
