@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
+from math import ceil
 from typing import ClassVar, Final
 
 from kvbraid.policy.costs import CostOptions, CostRule
@@ -86,7 +87,7 @@ class BoundedHash:
     def costs(self, view: View) -> list[float]:
         """Return the distance on the ring, and infinity beyond the bound."""
         start = _point(repr([*map(int, islice(view.request.token_ids, self.prefix_tokens))]))
-        most = self.bound * (sum(view.running) + 1) / len(view)
+        most = ceil(self.bound * (sum(view.running) + 1) / len(view))
         return [
             _distance(start, _points(rank, self.replicas)) if running + 1 <= most else float("inf")
             for rank, running in zip(view.ranks, view.running, strict=True)

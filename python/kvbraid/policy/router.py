@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from kvbraid.errors import NoRankError, UnknownError, shortened
 from kvbraid.fleet import Columns, FleetIndex, Request
-from kvbraid.ids import PodState
+from kvbraid.ids import PodState, Tier
 from kvbraid.policy.bookings import Booking, Bookings
 from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
@@ -31,6 +31,7 @@ BUSIEST: Final = 0.95
 LONGEST_GAP_S: Final = 60.0
 """A longer pause between two requests counts as one of this length: a night is no arrival rate."""
 
+_ALL_TIERS: Final = tuple(tier.value for tier in Tier)
 _UNSAID: Final = Standing()
 _DEFAULT_SECONDS: Final = Seconds()
 
@@ -146,7 +147,8 @@ class Router:
         `name` is the request's own: asked again about it, the router decides anew, and the new
         booking replaces the old one. `candidates` are the ranks to choose from; None: all of the
         model. Requests of one `session` go to the same rank among near-equal ones. Of `priority`
-        as in vLLM: requests of a larger number do not delay this one.
+        as in vLLM: requests of a larger number do not delay this one. Tokens on slower tiers count
+        as resumable if `Seconds` says what loading takes, or if the request names its tiers.
 
         Raises:
             UnknownError: No pod serves the model.
@@ -157,6 +159,9 @@ class Router:
             self._release(now)
             if self._drop(name, now):
                 self._counts["asked_again"] += 1
+            seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
+            if seconds.per_loaded_token and request.tiers is None:
+                request = replace(request, tiers=_ALL_TIERS)
             columns = self._index.score(request).columns()
             chosen = self._candidates(columns, request, now, candidates)
             view = self._view(columns, chosen.rows, request, now, priority)
@@ -228,13 +233,16 @@ class Router:
         busy = sum(map(bookings.is_busy, columns.ranks)) / len(columns.ranks)
         load.arrive(now, busy, self._options.arrivals)
         seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
+        loaded = [0] * len(rows)
+        if seconds.per_loaded_token:
+            loaded = self._loaded(request, columns, rows)
         return View(
             request=request,
             tokens=max(len(request.token_ids), 1),
             ranks=ranks,
             resumable=[resumable[row] for row in rows],
             present=[present[row] for row in rows],
-            loaded=self._loaded(request, seconds, columns, rows),
+            loaded=loaded,
             wait=[bookings.wait(rank, now, priority) for rank in ranks],
             running=running,
             running_tokens=tokens,
@@ -247,13 +255,9 @@ class Router:
             chance=self._chance,
         )
 
-    def _loaded(
-        self, request: Request, seconds: Seconds, columns: Columns, rows: list[int]
-    ) -> list[int]:
-        """Return the tokens of each candidate that are on a slower tier than the GPU alone."""
-        if not seconds.per_loaded_token:
-            return [0] * len(rows)
-        near = self._index.score(replace(request, tiers=("gpu",))).columns()
+    def _loaded(self, request: Request, columns: Columns, rows: list[int]) -> list[int]:
+        """Return how many of each candidate's tokens are on slower tiers than the GPU alone."""
+        near = self._index.score(replace(request, tiers=(Tier.GPU.value,))).columns()
         on_gpu = dict(zip(near.ranks, near.expected, strict=True))
         expected, ranks = columns.expected, columns.ranks
         return [max(expected[row] - on_gpu.get(ranks[row], 0), 0) for row in rows]
