@@ -7,8 +7,9 @@ clock that does not go back; if one does, nothing has passed.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvbraid.policy.view import Rank
 
@@ -49,7 +50,7 @@ class _Line:
         if not self.waiting:
             self.since, self.urgent = booking.at, False
         else:
-            self.urgent |= booking.priority != next(iter(self.waiting.values())).priority
+            self.urgent |= booking.priority != self.front.priority
         self.waiting[name] = booking
         self.seconds += booking.seconds
         self.computes += booking.computes
@@ -69,15 +70,29 @@ class _Line:
         self.tokens -= booking.tokens
         self.running -= 1
 
+    @property
+    def front(self) -> Booking:
+        return next(iter(self.waiting.values()))
+
     def wait(self, now: float, priority: int) -> float:
         if not self.waiting:
             return 0.0
-        front = next(iter(self.waiting.values()))
+        front = self.front
         done = min(max(now - self.since, 0.0), front.seconds)
         if not self.urgent and front.priority <= priority:
             return max(self.seconds - done, 0.0)
         before = sum(b.seconds for b in self.waiting.values() if b.priority <= priority)
         return before - done if front.priority <= priority else before
+
+
+class Loads(NamedTuple):
+    """Columns of a `View`: what stands before each of its ranks."""
+
+    wait: list[float]
+    running: list[int]
+    running_tokens: list[int]
+    waiting: list[int]
+    waiting_tokens: list[int]
 
 
 class Bookings:
@@ -131,29 +146,29 @@ class Bookings:
                 del self._lines[booking.rank]
         return booking
 
-    def wait(self, rank: Rank, now: float, priority: int = 0) -> float:
-        """Return the seconds until the rank can begin with a request of this priority."""
-        line = self._lines.get(rank)
-        return line.wait(now, priority) if line else 0.0
+    def loads(self, ranks: Sequence[Rank], now: float, priority: int = 0) -> "Loads":
+        """Return what stands before each of the ranks, in their order."""
+        lines = [self._lines.get(rank) for rank in ranks]
+        return Loads(
+            wait=[line.wait(now, priority) if line else 0.0 for line in lines],
+            running=[line.running if line else 0 for line in lines],
+            running_tokens=[line.tokens if line else 0 for line in lines],
+            waiting=[len(line.waiting) if line else 0 for line in lines],
+            waiting_tokens=[line.computes if line else 0 for line in lines],
+        )
 
-    def load(self, rank: Rank) -> tuple[int, int, int, int]:
-        """Return requests in flight, their tokens, how many wait, and what those compute."""
+    def running(self, rank: Rank) -> int:
+        """Return the number of requests in flight at a rank."""
         line = self._lines.get(rank)
-        if line is None:
-            return 0, 0, 0, 0
-        return line.running, line.tokens, len(line.waiting), line.computes
+        return line.running if line else 0
 
-    def overdue(self, rank: Rank, now: float) -> float:
-        """Return how many seconds the request in front is late for its first token."""
-        line = self._lines.get(rank)
-        if line is None or not line.waiting:
-            return 0.0
-        return now - line.since - next(iter(line.waiting.values())).seconds
-
-    def is_busy(self, rank: Rank) -> bool:
-        """Return whether the rank has a prefill to do."""
-        line = self._lines.get(rank)
-        return bool(line and line.waiting)
+    def stuck(self, now: float, late_s: float) -> set[Rank]:
+        """Return the ranks whose next first token is later than it should be by more than this."""
+        return {
+            rank
+            for rank, line in self._lines.items()
+            if line.waiting and now - line.since > line.front.seconds + late_s
+        }
 
     def check_integrity(self) -> None:
         """Assert that every sum is that of its bookings. For tests: it walks everything."""

@@ -7,12 +7,12 @@ Times are those of the caller's clock, in seconds. Thread-safe: one decision at 
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvbraid.errors import NoRankError, UnknownError, shortened
 from kvbraid.fleet import Columns, FleetIndex, Request
@@ -21,7 +21,7 @@ from kvbraid.policy.bookings import Booking, Bookings
 from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
 from kvbraid.policy.seconds import Seconds
-from kvbraid.policy.standing import FILTERS, Asked, Candidate, Standing
+from kvbraid.policy.standing import Candidate, Filtered, Standing, filtered
 from kvbraid.policy.view import Policy, Rank, View
 from kvbraid.reading import POSITIVE, check
 
@@ -64,14 +64,6 @@ class RouterOptions:
         """Refuse what no router can work with."""
         check("most_bookings", self.most_bookings, POSITIVE)
         check("arrivals", self.arrivals, POSITIVE)
-
-
-class _Chosen(NamedTuple):
-    """The rows of an answer that are candidates, and how they came to be."""
-
-    rows: list[int]
-    lifted: tuple[str, ...]
-    left_out: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -186,7 +178,7 @@ class Router:
 
     def _candidates(
         self, columns: Columns, request: Request, now: float, given: Collection[Rank] | None
-    ) -> _Chosen:
+    ) -> Filtered:
         rows = list(range(len(columns.ranks)))
         if given is not None:
             rows = [row for row in rows if columns.ranks[row] in given]
@@ -194,61 +186,59 @@ class Router:
                 raise NoRankError(
                     f"none of the {len(given)} candidates serves {shortened(request.model)}"
                 )
-        if not self._standing and not self._bookings and PodState.STALE not in columns.states:
-            return _Chosen(rows, (), {})
-        asked = Asked(lora=request.lora, stuck_s=self._options.stuck_s)
-        described = {row: self._candidate(columns, row, now) for row in rows}
-        lifted, left_out = [], {}
-        for name, keeps, can_lift in FILTERS:
-            kept = [row for row in rows if keeps(described[row], asked)]
-            if kept or not can_lift:
-                if len(kept) < len(rows):
-                    left_out[name] = len(rows) - len(kept)
-                rows = kept
-            elif rows:
-                lifted.append(name)
-        if not rows:
-            reasons = ", ".join(f"{count} {name}" for name, count in left_out.items())
+        chosen = filtered(rows, self._said(columns, rows, now), request.lora)
+        if not chosen.rows:
+            reasons = ", ".join(f"{count} {name}" for name, count in chosen.left_out.items())
             raise NoRankError(f"no rank of {shortened(request.model)} may be chosen: {reasons}")
-        return _Chosen(rows, tuple(lifted), left_out)
+        return chosen
 
-    def _candidate(self, columns: Columns, row: int, now: float) -> Candidate:
-        rank = columns.ranks[row]
-        return Candidate(
-            standing=self._standing.get(rank, _UNSAID),
-            state=columns.states[row],
-            running=self._bookings.load(rank)[0],
-            overdue=self._bookings.overdue(rank, now),
-        )
+    def _said(self, columns: Columns, rows: list[int], now: float) -> dict[int, Candidate]:
+        """Return the rows of which there is anything to say."""
+        ranks, states, standing = columns.ranks, columns.states, self._standing
+        stuck = self._bookings.stuck(now, self._options.stuck_s)
+        if not standing and not stuck and PodState.STALE not in states:
+            return {}
+        return {
+            row: Candidate(
+                standing=standing.get(ranks[row], _UNSAID),
+                state=states[row],
+                running=self._bookings.running(ranks[row]),
+                is_stuck=ranks[row] in stuck,
+            )
+            for row in rows
+            if ranks[row] in standing or states[row] is PodState.STALE or ranks[row] in stuck
+        }
 
     def _view(
         self, columns: Columns, rows: list[int], request: Request, now: float, priority: int
     ) -> View:
-        ranks = [columns.ranks[row] for row in rows]
-        bookings, in_flight = self._bookings, self._options.in_flight
-        resumable = columns.expected_soon if in_flight else columns.expected
-        present = columns.present_soon if in_flight else columns.present
-        running, tokens, waiting, computes = zip(*map(bookings.load, ranks), strict=True)
+        is_whole, in_flight = len(rows) == len(columns.ranks), self._options.in_flight
+        ranks = columns.ranks if is_whole else [columns.ranks[row] for row in rows]
+        every = self._bookings.loads(columns.ranks, now, priority)
+        loads = every if is_whole else self._bookings.loads(ranks, now, priority)
         load = self._loads.setdefault(request.model, _Load())
-        busy = sum(map(bookings.is_busy, columns.ranks)) / len(columns.ranks)
+        busy = sum(map(bool, every.waiting)) / len(columns.ranks)
         load.arrive(now, busy, self._options.arrivals)
         seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
         loaded = [0] * len(rows)
         if seconds.per_loaded_token:
             loaded = self._loaded(request, columns, rows)
+        usage = [0.0] * len(rows)
+        if self._standing:
+            usage = [self._standing.get(rank, _UNSAID).usage for rank in ranks]
         return View(
             request=request,
             tokens=max(len(request.token_ids), 1),
             ranks=ranks,
-            resumable=[resumable[row] for row in rows],
-            present=[present[row] for row in rows],
+            resumable=_at(columns.expected_soon if in_flight else columns.expected, rows),
+            present=_at(columns.present_soon if in_flight else columns.present, rows),
             loaded=loaded,
-            wait=[bookings.wait(rank, now, priority) for rank in ranks],
-            running=running,
-            running_tokens=tokens,
-            waiting=waiting,
-            waiting_tokens=computes,
-            usage=[self._standing.get(rank, _UNSAID).usage for rank in ranks],
+            wait=loads.wait,
+            running=loads.running,
+            running_tokens=loads.running_tokens,
+            waiting=loads.waiting,
+            waiting_tokens=loads.waiting_tokens,
+            usage=usage,
             busy=min(load.busy, BUSIEST),
             rate=1 / (load.gap_s * len(columns.ranks)) if load.gap_s else 0.0,
             seconds=seconds,
@@ -381,6 +371,11 @@ class Router:
         promises = [b.promise for _, b in self._bookings if b.promise is not None]
         assert len(set(promises)) == len(promises)
         assert self._index.num_promised() <= len(promises) + len(self._ending)
+
+
+def _at(column: Sequence[int], rows: list[int]) -> list[int]:
+    values = list(column)
+    return values if len(rows) == len(values) else [values[row] for row in rows]
 
 
 def _affinity(session: str, rank: Rank) -> bytes:

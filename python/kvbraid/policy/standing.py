@@ -4,8 +4,8 @@ The table `FILTERS` is all there is: each row leaves ranks out. A row that must 
 even if nobody is left. Any other is lifted where it would leave nobody, and the decision says so.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvbraid.ids import PodState
@@ -29,46 +29,61 @@ class Standing:
 
 
 class Candidate(NamedTuple):
-    """One rank before the choice."""
+    """One rank before the choice, about which something is to be said."""
 
     standing: Standing
     state: PodState
     running: int
-    overdue: float
+    is_stuck: bool
 
 
 class Filter(NamedTuple):
-    """Why ranks are left out, which stay, and whether this is lifted where nobody is left."""
+    """Why ranks are left out, which stay (for an adapter), and whether it may be lifted."""
 
     name: str
-    keeps: Callable[["Candidate", "Asked"], bool]
+    keeps: Callable[[Candidate, str | None], bool]
     can_lift: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the filters know of a request: its adapter, and from when on a rank seems stuck."""
+def _has_room(candidate: Candidate, _: str | None) -> bool:
+    most = candidate.standing.max_running
+    return most is None or candidate.running < most
 
-    lora: str | None = None
-    stuck_s: float = field(default=30.0)
+
+def _has_adapter(candidate: Candidate, lora: str | None) -> bool:
+    loaded = candidate.standing.loras
+    return lora is None or loaded is None or lora in loaded
 
 
 FILTERS: Final = (
     Filter("not_ready", lambda c, _: c.standing.is_ready, can_lift=False),
     Filter("draining", lambda c, _: not c.standing.drains, can_lift=False),
-    Filter("stuck", lambda c, asked: c.overdue <= asked.stuck_s, can_lift=True),
+    Filter("stuck", lambda c, _: not c.is_stuck, can_lift=True),
     Filter("stale", lambda c, _: c.state is not PodState.STALE, can_lift=True),
-    Filter(
-        "full",
-        lambda c, _: c.standing.max_running is None or c.running < c.standing.max_running,
-        can_lift=True,
-    ),
-    Filter(
-        "lora_not_loaded",
-        lambda c, asked: (
-            not asked.lora or c.standing.loras is None or asked.lora in c.standing.loras
-        ),
-        can_lift=True,
-    ),
+    Filter("full", _has_room, can_lift=True),
+    Filter("lora_not_loaded", _has_adapter, can_lift=True),
 )
-"""In the order in which they are applied: what is lifted last matters most."""
+"""In the order in which they are applied."""
+
+
+class Filtered(NamedTuple):
+    """The rows that are left, which filters were lifted, and how many rows others left out."""
+
+    rows: list[int]
+    lifted: tuple[str, ...]
+    left_out: dict[str, int]
+
+
+def filtered(rows: list[int], said: Mapping[int, Candidate], lora: str | None) -> Filtered:
+    """Apply the filters to rows; those of which nothing is said pass all of them."""
+    lifted, left_out = [], {}
+    for name, keeps, can_lift in FILTERS:
+        out = {row for row, candidate in said.items() if not keeps(candidate, lora)}
+        kept = [row for row in rows if row not in out] if out else rows
+        if kept or not can_lift:
+            if len(kept) < len(rows):
+                left_out[name] = len(rows) - len(kept)
+            rows = kept
+        elif rows:
+            lifted.append(name)
+    return Filtered(rows, tuple(lifted), left_out)
