@@ -19,6 +19,7 @@ In reading order:
     recovery/      what to do when loads fail; `state_files` keeps what decisions were made from
     scheduler/     the example for engine builders
     fleet/         how much of a request each pod can reuse
+    policy/        which pod gets a request
     service/       sockets, HTTP and clocks
     integrations/  engines on our parts
     sim/           fleets and caches without a model
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         InvalidValueError as InvalidValueError,
         KvbraidError as KvbraidError,
         LayoutError as LayoutError,
+        NoRankError as NoRankError,
         NotHeldError as NotHeldError,
         ServiceError as ServiceError,
         TooLargeError as TooLargeError,
@@ -93,6 +95,7 @@ _NAMES: Final = {
         "InvalidValueError",
         "KvbraidError",
         "LayoutError",
+        "NoRankError",
         "NotHeldError",
         "ServiceError",
         "TooLargeError",

@@ -14,6 +14,8 @@ from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.weights import TIER_WEIGHTS
 from kvbraid.ids import PodState
+from kvbraid.policy import BASELINES, Router, Terms
+from kvbraid.policy.standing import FILTERS
 from kvbraid.resume import resume
 from kvbraid.service.config import (
     FleetFile,
@@ -173,6 +175,19 @@ def test_the_calls_of_the_library_are_the_methods_of_the_index() -> None:
 def test_the_fields_to_choose_by_are_fields_of_a_score() -> None:
     (table,) = tables("library.md", "Choosing a pod")
     assert {row[0].strip("`") for row in table} <= {field.name for field in fields(PodScore)}
+
+
+def test_the_terms_filters_calls_and_baselines_of_a_router_are_listed() -> None:
+    (terms,) = tables("routing.md", "What a decision costs, in seconds")
+    assert firsts(terms) == list(Terms._fields)
+    (filters,) = tables("routing.md", "Who may be chosen")
+    assert [(row[0].strip("`"), row[2] == "yes") for row in filters] == [
+        (each.name, each.can_lift) for each in FILTERS
+    ]
+    (reports,) = tables("routing.md", "What a gateway reports")
+    assert {first.partition("(")[0] for first in firsts(reports)} <= set(vars(Router))
+    (baselines,) = tables("routing.md", "Other policies")
+    assert [name for row in baselines for name in codes(row[0])] == list(BASELINES)
 
 
 def test_the_example_fleet_file_is_accepted_and_has_every_key(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ In reading order:
     seconds    what a prompt costs a pod, in seconds
     view       what is known about the candidates when one is chosen
     costs      the rule of kvbraid: waiting, prefill, and what both cost others
-    baselines  the published rules of other routers, behind the same interface
+    baselines  the published rules of other routers, with the same interface
     bookings   what each rank was sent and has not done yet
     standing   what else is said about a rank, and who may be chosen
     decision   one choice, with all that it was made from
@@ -39,7 +39,7 @@ from kvbraid.policy.decision import Decision
 from kvbraid.policy.router import Router, RouterOptions
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Standing
-from kvbraid.policy.view import Policy, View
+from kvbraid.policy.view import FleetView, RoutingPolicy
 
 __all__ = [
     "BASELINES",
@@ -47,11 +47,11 @@ __all__ = [
     "CostOptions",
     "CostRule",
     "Decision",
-    "Policy",
+    "FleetView",
     "Router",
     "RouterOptions",
+    "RoutingPolicy",
     "Seconds",
     "Standing",
     "Terms",
-    "View",
 ]

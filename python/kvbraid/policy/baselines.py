@@ -14,7 +14,7 @@ from math import ceil
 from typing import ClassVar, Final
 
 from kvbraid.policy.costs import CostOptions, CostRule
-from kvbraid.policy.view import Policy, Rank, View
+from kvbraid.policy.view import FleetView, RankId, RoutingPolicy
 
 
 class RoundRobin:
@@ -26,7 +26,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = 0
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return how many turns each candidate has to wait."""
         self._turn += 1
         return [float((place - self._turn) % len(view)) for place in range(len(view))]
@@ -38,7 +38,7 @@ class RandomChoice:
     name: ClassVar[str] = "random"
     slack = 0.0
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the same for all."""
         return [0.0] * len(view)
 
@@ -49,7 +49,7 @@ class LeastLoaded:
     name: ClassVar[str] = "least_loaded"
     slack = 0.0
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the requests in flight."""
         return [float(running) for running in view.running]
 
@@ -60,7 +60,7 @@ class PowerOfTwo:
     name: ClassVar[str] = "power_of_two"
     slack = 0.0
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the requests in flight of two candidates, and infinity for the others."""
         drawn = set(view.chance.sample(range(len(view)), min(2, len(view))))
         return [
@@ -84,7 +84,7 @@ class BoundedHash:
     replicas: int = 256
     prefix_tokens: int = 25
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the distance on the ring, and infinity beyond the bound."""
         start = _point(repr([*map(int, islice(view.request.token_ids, self.prefix_tokens))]))
         most = ceil(self.bound * (sum(view.running) + 1) / len(view))
@@ -102,7 +102,7 @@ def _point(text: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _points(rank: Rank, replicas: int) -> Sequence[int]:
+def _points(rank: RankId, replicas: int) -> Sequence[int]:
     return [_point(f"{rank[0]}/{rank[1]}/{number}") for number in range(replicas)]
 
 
@@ -130,7 +130,7 @@ class LlmD:
     penalty_s: float = 18.0
     tokens_per_s: float = 15_928.0
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the negative scores, and infinity for what the gate leaves out."""
         least, most = min(view.waiting), max(view.waiting)
         spread = most - least
@@ -146,7 +146,7 @@ class LlmD:
             )
         ]
 
-    def _kept(self, view: View) -> set[int]:
+    def _kept(self, view: FleetView) -> set[int]:
         every = set(range(len(view)))
         if self.sticky is None:
             return every
@@ -179,7 +179,7 @@ class Dynamo:
     load_scale: float = 1.0
     block_size: int = 16
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the cost in blocks."""
         return [
             (self.load_scale * max(waiting + view.tokens - present, 0) + running) / self.block_size
@@ -195,7 +195,7 @@ class LMetric:
     name: ClassVar[str] = "lmetric"
     slack = 0.0
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the product."""
         return [
             float((waiting + view.tokens - present) * (running + 1))
@@ -218,7 +218,7 @@ class CacheAware:
     gap: int = 64
     factor: float = 1.5
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the negative match of candidates that are not overloaded, or the load."""
         mean = sum(view.running) / len(view)
         most = max(mean + self.gap, mean * self.factor)
@@ -241,7 +241,7 @@ class LoadAware:
     slack: float = 0.0
     beta: float = 1.0
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the negative scores."""
         mean = sum(view.running) / len(view)
         return [
@@ -262,7 +262,7 @@ class FullAttention:
     slack: float = 0.0
     tokens_per_request: int = 256
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the negative scores."""
         return [
             float(self.tokens_per_request * running - present)
@@ -279,7 +279,7 @@ class Greedy(CostRule):
         super().__init__(CostOptions(potential=0.0, displacement=0.0, queue=0.0))
 
 
-BASELINES: Final[Mapping[str, Callable[[], Policy]]] = {
+BASELINES: Final[Mapping[str, Callable[[], RoutingPolicy]]] = {
     policy.name: policy
     for policy in (
         RoundRobin, RandomChoice, LeastLoaded, PowerOfTwo, BoundedHash, LlmD, LlmDGate, Dynamo,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvbraid.policy.view import Rank
+from kvbraid.policy.view import RankId
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Booking:
     is what the index was promised, which may outlive the first token by `grace_s`.
     """
 
-    rank: Rank
+    rank: RankId
     seconds: float
     tokens: int
     computes: int
@@ -86,7 +86,7 @@ class _Line:
 
 
 class Loads(NamedTuple):
-    """Columns of a `View`: what stands before each of its ranks."""
+    """Columns of a `FleetView`: what stands before each of its ranks."""
 
     wait: list[float]
     running: list[int]
@@ -100,7 +100,7 @@ class Bookings:
 
     def __init__(self) -> None:
         self._bookings: OrderedDict[str, Booking] = OrderedDict()
-        self._lines: dict[Rank, _Line] = {}
+        self._lines: dict[RankId, _Line] = {}
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -146,7 +146,7 @@ class Bookings:
                 del self._lines[booking.rank]
         return booking
 
-    def loads(self, ranks: Sequence[Rank], now: float, priority: int = 0) -> "Loads":
+    def loads(self, ranks: Sequence[RankId], now: float, priority: int = 0) -> "Loads":
         """Return what stands before each of the ranks, in their order."""
         lines = [self._lines.get(rank) for rank in ranks]
         return Loads(
@@ -157,12 +157,12 @@ class Bookings:
             waiting_tokens=[line.computes if line else 0 for line in lines],
         )
 
-    def running(self, rank: Rank) -> int:
+    def running(self, rank: RankId) -> int:
         """Return the number of requests in flight at a rank."""
         line = self._lines.get(rank)
         return line.running if line else 0
 
-    def stuck(self, now: float, late_s: float) -> set[Rank]:
+    def stuck(self, now: float, late_s: float) -> set[RankId]:
         """Return the ranks whose next first token is later than it should be by more than this."""
         return {
             rank

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, fields
 from math import inf
 from typing import ClassVar, Final, NamedTuple
 
-from kvbraid.policy.view import View
+from kvbraid.policy.view import FleetView
 from kvbraid.reading import Rule, check
 
 _COEFFICIENT: Final = Rule(lambda value: 0 <= value < inf, "a finite number of at least 0")
@@ -66,7 +66,7 @@ class CostRule:
         self.options = options or CostOptions()
         self.slack = self.options.slack
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return the seconds that each candidate costs: the sums of its terms."""
         options, seconds, tokens = self.options, view.seconds, view.tokens
         displaces, queues = self._prices(view)
@@ -88,12 +88,12 @@ class CostRule:
             for cost, loaded, h, running in extra
         ]
 
-    def _prices(self, view: View) -> tuple[float, float]:
+    def _prices(self, view: FleetView) -> tuple[float, float]:
         """Return what a second of work costs all others, and what it costs this queue."""
         idle = 1 - view.busy
         return self.options.displacement * view.busy / idle, self.options.queue * view.rate / idle
 
-    def terms(self, view: View) -> list[Terms]:
+    def terms(self, view: FleetView) -> list[Terms]:
         """Return the terms of each candidate's cost."""
         options, seconds, tokens = self.options, view.seconds, view.tokens
         displaces, queues = self._prices(view)

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from kvbraid.ids import PodState
 from kvbraid.policy.costs import CostRule, Terms
-from kvbraid.policy.view import Policy, Rank, View
+from kvbraid.policy.view import FleetView, RankId, RoutingPolicy
 
 Knowledge: TypeAlias = Literal["events", "promises"]
 """Whether a rank's cache is known from its events, or guessed from what it was sent."""
@@ -22,8 +22,8 @@ class Decision:
     """
 
     name: str
-    policy: Policy
-    view: View
+    policy: RoutingPolicy
+    view: FleetView
     costs: list[float]
     place: int
     lower: int
@@ -34,7 +34,7 @@ class Decision:
     seconds_given: bool
 
     @property
-    def rank(self) -> Rank:
+    def rank(self) -> RankId:
         """The chosen pod and its data-parallel rank."""
         return self.view.ranks[self.place]
 

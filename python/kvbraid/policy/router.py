@@ -22,7 +22,7 @@ from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Candidate, Filtered, Standing, filtered
-from kvbraid.policy.view import Policy, Rank, View
+from kvbraid.policy.view import FleetView, RankId, RoutingPolicy
 from kvbraid.reading import POSITIVE, check
 
 BUSIEST: Final = 0.95
@@ -94,7 +94,7 @@ class Router:
     def __init__(
         self,
         index: FleetIndex,
-        policy: Policy | None = None,
+        policy: RoutingPolicy | None = None,
         *,
         seconds: Mapping[str, Seconds] | None = None,
         options: RouterOptions | None = None,
@@ -105,7 +105,7 @@ class Router:
         self._seconds = dict(seconds or {})
         self._options = options or RouterOptions()
         self._chance = chance or Random()  # noqa: S311 - it spreads load, and guards nothing
-        self._standing: dict[Rank, Standing] = {}
+        self._standing: dict[RankId, Standing] = {}
         self._bookings = Bookings()
         self._loads: dict[str, _Load] = {}
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
@@ -114,11 +114,11 @@ class Router:
 
     # ---- what a rank is like ---------------------------------------------------------------
 
-    def set_standing(self, rank: Rank, standing: Standing) -> None:
+    def set_standing(self, rank: RankId, standing: Standing) -> None:
         """Note what is said about a rank, from now on."""
         self._standing[rank] = standing
 
-    def forget(self, rank: Rank) -> None:
+    def forget(self, rank: RankId) -> None:
         """Forget what was said about a rank. Its bookings stay until their requests end."""
         self._standing.pop(rank, None)
 
@@ -130,7 +130,7 @@ class Router:
         request: Request,
         *,
         now: float,
-        candidates: Collection[Rank] | None = None,
+        candidates: Collection[RankId] | None = None,
         session: str | None = None,
         priority: int = 0,
     ) -> Decision:
@@ -177,7 +177,7 @@ class Router:
             return decision
 
     def _candidates(
-        self, columns: Columns, request: Request, now: float, given: Collection[Rank] | None
+        self, columns: Columns, request: Request, now: float, given: Collection[RankId] | None
     ) -> Filtered:
         rows = list(range(len(columns.ranks)))
         if given is not None:
@@ -211,7 +211,7 @@ class Router:
 
     def _view(
         self, columns: Columns, rows: list[int], request: Request, now: float, priority: int
-    ) -> View:
+    ) -> FleetView:
         is_whole, in_flight = len(rows) == len(columns.ranks), self._options.in_flight
         ranks = columns.ranks if is_whole else [columns.ranks[row] for row in rows]
         every = self._bookings.loads(columns.ranks, now, priority)
@@ -226,7 +226,7 @@ class Router:
         usage = [0.0] * len(rows)
         if self._standing:
             usage = [self._standing.get(rank, _UNSAID).usage for rank in ranks]
-        return View(
+        return FleetView(
             request=request,
             tokens=max(len(request.token_ids), 1),
             ranks=ranks,
@@ -252,7 +252,7 @@ class Router:
         expected, ranks = columns.expected, columns.ranks
         return [max(expected[row] - on_gpu.get(ranks[row], 0), 0) for row in rows]
 
-    def _place(self, costs: list[float], view: View, session: str | None) -> int:
+    def _place(self, costs: list[float], view: FleetView, session: str | None) -> int:
         least, slack = min(costs), self.policy.slack
         most = least * (1 + slack) if slack else least
         near = [place for place, cost in enumerate(costs) if cost <= most]
@@ -280,7 +280,7 @@ class Router:
             booking.promise = self._promise(decision.rank, view.request, junction)
         self._bookings.add(decision.name, booking)
 
-    def _promise(self, rank: Rank, request: Request, junction: int) -> int | None:
+    def _promise(self, rank: RankId, request: Request, junction: int) -> int | None:
         pod, dp_rank = rank
         sparse = self._options.sparse_windows
         try:
@@ -378,7 +378,7 @@ def _at(column: Sequence[int], rows: list[int]) -> list[int]:
     return values if len(rows) == len(values) else [values[row] for row in rows]
 
 
-def _affinity(session: str, rank: Rank) -> bytes:
+def _affinity(session: str, rank: RankId) -> bytes:
     """Return a number that is the same in every replica: the largest wins (rendezvous hashing)."""
     text = f"{session}\0{rank[0]}\0{rank[1]}"
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

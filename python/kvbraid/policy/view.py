@@ -13,12 +13,12 @@ from kvbraid.fleet import Request
 from kvbraid.ids import PodId
 from kvbraid.policy.seconds import Seconds
 
-Rank: TypeAlias = tuple[PodId, int]
+RankId: TypeAlias = tuple[PodId, int]
 """A pod, and the data-parallel rank of its engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class FleetView:
     """One request and its candidates, whose columns are in the order of `ranks`.
 
     `resumable` and `present` are tokens of the prompt that the rank will have when the request
@@ -36,7 +36,7 @@ class View:
 
     request: Request
     tokens: int
-    ranks: Sequence[Rank]
+    ranks: Sequence[RankId]
     resumable: Sequence[int]
     present: Sequence[int]
     loaded: Sequence[int]
@@ -55,7 +55,7 @@ class View:
         return len(self.ranks)
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """A rule: what it costs to send the request of a view to each of its candidates.
 
     The candidate of the least cost is chosen. Costs may be of any unit and sign.
@@ -68,6 +68,6 @@ class Policy(Protocol):
         """By which share a cost may be above the least and count as equal. Chance decides then."""
         ...
 
-    def costs(self, view: View) -> list[float]:
+    def costs(self, view: FleetView) -> list[float]:
         """Return a cost for each candidate. May draw from `view.chance`; changes only itself."""
         ...

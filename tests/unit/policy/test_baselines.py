@@ -3,19 +3,19 @@
 from collections import Counter
 
 import pytest
-from kvbraid.policy import BASELINES, Policy
+from kvbraid.policy import BASELINES, RoutingPolicy
 from kvbraid.policy.baselines import BoundedHash, LlmD, LlmDGate
 
 from tests.unit.policy.views import of_prompt, view
 
 
-def made(name: str) -> Policy:
+def made(name: str) -> RoutingPolicy:
     policy = BASELINES[name]()
     assert policy.name == name
     return policy
 
 
-def chosen(policy: Policy, **columns: object) -> int:
+def chosen(policy: RoutingPolicy, **columns: object) -> int:
     costs = policy.costs(view(**columns))  # type: ignore[arg-type]
     return costs.index(min(costs))
 

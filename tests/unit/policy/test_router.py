@@ -11,9 +11,9 @@ from kvbraid.ids import PodId, PodState
 from kvbraid.policy import (
     BASELINES,
     CostRule,
-    Policy,
     Router,
     RouterOptions,
+    RoutingPolicy,
     Seconds,
     Standing,
 )
@@ -32,7 +32,7 @@ def fleet() -> FleetIndex:
 
 
 def router(
-    index: FleetIndex, policy: Policy | None = None, options: RouterOptions | None = None
+    index: FleetIndex, policy: RoutingPolicy | None = None, options: RouterOptions | None = None
 ) -> Router:
     return Router(index, policy, seconds=SECONDS, options=options, chance=Random(1))
 

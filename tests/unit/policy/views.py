@@ -6,7 +6,7 @@ from random import Random
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
-from kvbraid.policy import Seconds, View
+from kvbraid.policy import FleetView, Seconds
 
 SECONDS = Seconds(fixed=0.01, per_token=1e-4, per_pair=0.0)
 
@@ -24,11 +24,11 @@ def view(
     busy: float = 0.0,
     rate: float = 0.0,
     seconds: Seconds = SECONDS,
-) -> View:
+) -> FleetView:
     """Return a view of so many candidates; a column that is left out has only zeros."""
     zeros = [0] * num
     resumable = resumable or zeros
-    return View(
+    return FleetView(
         request=Request(model="m", token_ids=range(tokens)),
         tokens=tokens,
         ranks=[(PodId(f"p{number}"), 0) for number in range(num)],
@@ -48,6 +48,6 @@ def view(
     )
 
 
-def of_prompt(seen: View, token_ids: Sequence[int]) -> View:
+def of_prompt(seen: FleetView, token_ids: Sequence[int]) -> FleetView:
     """Return the same view for another prompt of the same length."""
     return replace(seen, request=replace(seen.request, token_ids=token_ids))
