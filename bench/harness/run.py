@@ -30,6 +30,7 @@ ENVIRONMENTS = {
     "layout": ".venv-wheel",
     "recovery": ".venv-wheel",
     "retention": ".venv-wheel",
+    "router": ".venv-bench",
 }
 """The environment of each area (a folder beside this one): that of its rival if it has one."""
 
