@@ -2,8 +2,8 @@
 
 64 pods hold the prompt, in one full group and five windows, and 100 000 blocks a second come in
 and go. Choosing is a score, a cost for each rank, a booking and a promise. The rival is the
-`SelectionService` of the released `ai-dynamo-runtime`: it hashes, matches, chooses and reserves. It
-knows one kind of group, and nothing comes in: that is the fastest it can be.
+`SelectionService` of the released `ai-dynamo-runtime`: it hashes, matches, chooses and reserves.
+It knows one kind of group, and nothing comes in: that is the fastest it can be.
 """
 
 import asyncio
@@ -138,6 +138,7 @@ async def _service() -> Any:  # noqa: ANN401 - the wheel ships no types for it.
                 "max_num_batched_tokens": 8_192,
                 "data_parallel_start_rank": 0,
                 "data_parallel_size": 1,
+                "kv_events_endpoints": {0: "tcp://127.0.0.1:9"},  # Nobody publishes there.
             }
         )
     return service
@@ -183,6 +184,9 @@ def promises() -> Iterator[Sample]:
     chain = Chain.random(np.random.default_rng(1), TOKENS // BLOCK)
     index, prompt = held(chain), Chain.random(np.random.default_rng(3), TOKENS // BLOCK)
     request = Request(model="model", token_ids=array("I", prompt_of(prompt)))
+    index.promise(pod_name(0), request)
+    columns = index.score(request).columns()
+    assert columns.expected_soon[columns.ranks.index((pod_name(0), 0))] == TOKENS
     yield repeated_us(lambda: index.withdraw(index.promise(pod_name(0), request)))
 
 

@@ -70,16 +70,18 @@ class CostRule:
         """Return the seconds that each candidate costs: the sums of its terms."""
         options, seconds, tokens = self.options, view.seconds, view.tokens
         displaces, queues = self._prices(view)
-        whole, token, pair = seconds.prefill(tokens, 0), seconds.per_token, seconds.per_pair / 2
-        potential, fixed = options.potential, displaces * seconds.fixed
-        costs = [
-            wait
-            + (prefill := whole - h * (token + pair * h)) * (1 - potential)
-            + (missing := whole - f * (token + pair * f)) * (potential + displaces)
-            - fixed
-            + queues * missing * (wait + prefill)
-            for wait, h, f in zip(view.wait, view.resumable, view.present, strict=True)
-        ]
+        lines: dict[tuple[int, int], tuple[float, float]] = {}
+        both = zip(view.resumable, view.present, strict=True)
+        costs = []  # Most ranks hold the same, and a cost is a linear function of the wait.
+        for held, wait in zip(both, view.wait, strict=True):
+            line = lines.get(held)
+            if line is None:
+                prefill, missing = (seconds.prefill(tokens, cached) for cached in held)
+                work = prefill - options.potential * (prefill - missing)
+                displaced = displaces * (missing - seconds.fixed)
+                slope = queues * missing
+                line = lines[held] = (work + displaced + slope * prefill, 1 + slope)
+            costs.append(line[0] + line[1] * wait)
         if not seconds.per_loaded_token and not seconds.per_decoded_token:
             return costs
         extra = zip(costs, view.loaded, view.resumable, view.running, strict=True)

@@ -186,7 +186,8 @@ class Router:
                 raise NoRankError(
                     f"none of the {len(given)} candidates serves {shortened(request.model)}"
                 )
-        chosen = filtered(rows, self._said(columns, rows, now), request.lora)
+        said = self._said(columns, rows, now)
+        chosen = filtered(rows, said, request.lora) if said else Filtered(rows, (), {})
         if not chosen.rows:
             reasons = ", ".join(f"{count} {name}" for name, count in chosen.left_out.items())
             raise NoRankError(f"no rank of {shortened(request.model)} may be chosen: {reasons}")
@@ -374,7 +375,7 @@ class Router:
 
 
 def _at(column: Sequence[int], rows: list[int]) -> list[int]:
-    values = list(column)
+    values = memoryview(column).tolist() if isinstance(column, memoryview) else list(column)
     return values if len(rows) == len(values) else [values[row] for row in rows]
 
 
