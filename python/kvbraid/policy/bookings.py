@@ -18,9 +18,10 @@ from kvbraid.policy.view import RankId
 class Booking:
     """One request at one rank: what its prefill takes, and how far it has come.
 
-    `computes` are the tokens of the prompt that the rank has to compute. `started` says that its
-    first token has been reported. `priority` is vLLM's: the smaller is the more urgent. `promise`
-    is what the index was promised, which may outlive the first token by `grace_s`.
+    `computes` are the tokens of the prompt that the rank has to compute; `lower` and `upper` bound
+    what it could reuse when it was chosen. `started` says that its first token has been reported.
+    `priority` is vLLM's: the smaller is the more urgent. `promise` is what the index was promised,
+    which may outlive the first token by `grace_s`.
     """
 
     rank: RankId
@@ -28,6 +29,8 @@ class Booking:
     tokens: int
     computes: int
     at: float
+    lower: int = 0
+    upper: int = 0
     priority: int = 0
     grace_s: float = 0.0
     promise: int | None = None
@@ -111,6 +114,10 @@ class Bookings:
     def __iter__(self) -> Iterator[tuple[str, Booking]]:
         """Iterate over the bookings, oldest first."""
         return iter(self._bookings.items())
+
+    def get(self, name: str) -> Booking | None:
+        """Return a request's booking, if it has one."""
+        return self._bookings.get(name)
 
     def add(self, name: str, booking: Booking) -> None:
         """Book a request that has no booking."""

@@ -13,6 +13,7 @@ out, whose loss is work again. Both are charged to tokens that are not *present*
 that are not resumable, they would scatter prompts of which only a state is missing.
 """
 
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from math import inf
 from typing import ClassVar, Final, NamedTuple
@@ -95,21 +96,21 @@ class CostRule:
         idle = 1 - view.busy
         return self.options.displacement * view.busy / idle, self.options.queue * view.rate / idle
 
-    def terms(self, view: FleetView) -> list[Terms]:
-        """Return the terms of each candidate's cost."""
+    def terms(self, view: FleetView, places: Iterable[int] | None = None) -> list[Terms]:
+        """Return the terms of each candidate's cost, or of those at some places."""
         options, seconds, tokens = self.options, view.seconds, view.tokens
         displaces, queues = self._prices(view)
         rows = []
-        columns = (view.wait, view.resumable, view.present, view.loaded, view.running)
-        for wait, resumable, present, loaded, running in zip(*columns, strict=True):
+        for place in range(len(view)) if places is None else places:
+            wait, resumable, present = view.wait[place], view.resumable[place], view.present[place]
             prefill = seconds.prefill(tokens, resumable)
             missing = seconds.prefill(tokens, present)  # Work for what is not even present.
             rows.append(
                 Terms(
                     wait=wait,
                     prefill=prefill,
-                    loading=seconds.per_loaded_token * loaded,
-                    decoding=seconds.decoding(tokens, resumable, running),
+                    loading=seconds.per_loaded_token * view.loaded[place],
+                    decoding=seconds.decoding(tokens, resumable, view.running[place]),
                     potential=-options.potential * (prefill - missing),
                     displacement=displaces * (missing - seconds.fixed),
                     queue=queues * missing * (wait + prefill),

@@ -56,3 +56,9 @@ class Decision:
     def terms(self) -> list[Terms]:
         """Return the terms of every candidate's cost; none if the policy has no such terms."""
         return self.policy.terms(self.view) if isinstance(self.policy, CostRule) else []
+
+    def chosen_terms(self) -> Terms | None:
+        """Return the terms of the chosen candidate's cost; None if the policy has none."""
+        if not isinstance(self.policy, CostRule):
+            return None
+        return self.policy.terms(self.view, [self.place])[0]

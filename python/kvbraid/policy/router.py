@@ -7,7 +7,7 @@ Times are those of the caller's clock, in seconds. Thread-safe: one decision at 
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
@@ -16,13 +16,13 @@ from typing import Final
 
 from kvbraid.errors import NoRankError, UnknownError, shortened
 from kvbraid.fleet import Columns, FleetIndex, Request
-from kvbraid.ids import PodState, Tier
+from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy.bookings import Booking, Bookings
 from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Candidate, Filtered, Standing, filtered
-from kvbraid.policy.view import FleetView, RankId, RoutingPolicy
+from kvbraid.policy.view import FleetView, RankId, RankNames, RoutingPolicy
 from kvbraid.reading import POSITIVE, check
 
 BUSIEST: Final = 0.95
@@ -105,7 +105,7 @@ class Router:
         self._seconds = dict(seconds or {})
         self._options = options or RouterOptions()
         self._chance = chance or Random()  # noqa: S311 - it spreads load, and guards nothing
-        self._standing: dict[RankId, Standing] = {}
+        self._standing: dict[RankId | PodId, Standing] = {}
         self._bookings = Bookings()
         self._loads: dict[str, _Load] = {}
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
@@ -114,13 +114,17 @@ class Router:
 
     # ---- what a rank is like ---------------------------------------------------------------
 
-    def set_standing(self, rank: RankId, standing: Standing) -> None:
-        """Note what is said about a rank, from now on."""
-        self._standing[rank] = standing
+    def set_standing(self, whom: RankId | PodId, standing: Standing) -> None:
+        """Note what is said about a rank, or about the ranks of a pod of which nothing is said."""
+        self._standing[whom] = standing
 
-    def forget(self, rank: RankId) -> None:
-        """Forget what was said about a rank. Its bookings stay until their requests end."""
-        self._standing.pop(rank, None)
+    def forget(self, whom: RankId | PodId) -> None:
+        """Forget what was said about it. Bookings stay until their requests end."""
+        self._standing.pop(whom, None)
+
+    def _standing_of(self, rank: RankId) -> Standing:
+        """Payloads may name ranks that nobody has configured: these stand as their pod does."""
+        return self._standing.get(rank) or self._standing.get(rank[0], _UNSAID)
 
     # ---- choosing --------------------------------------------------------------------------
 
@@ -130,7 +134,7 @@ class Router:
         request: Request,
         *,
         now: float,
-        candidates: Collection[RankId] | None = None,
+        candidates: RankNames | None = None,
         session: str | None = None,
         priority: int = 0,
     ) -> Decision:
@@ -177,7 +181,7 @@ class Router:
             return decision
 
     def _candidates(
-        self, columns: Columns, request: Request, now: float, given: Collection[RankId] | None
+        self, columns: Columns, request: Request, now: float, given: RankNames | None
     ) -> Filtered:
         rows = list(range(len(columns.ranks)))
         if given is not None:
@@ -201,13 +205,15 @@ class Router:
             return {}
         return {
             row: Candidate(
-                standing=standing.get(ranks[row], _UNSAID),
+                standing=self._standing_of(ranks[row]),
                 state=states[row],
                 running=self._bookings.running(ranks[row]),
                 is_stuck=ranks[row] in stuck,
             )
             for row in rows
-            if ranks[row] in standing or states[row] is PodState.STALE or ranks[row] in stuck
+            if not standing.keys().isdisjoint((ranks[row], ranks[row][0]))
+            or states[row] is PodState.STALE
+            or ranks[row] in stuck
         }
 
     def _view(
@@ -226,7 +232,7 @@ class Router:
             loaded = self._loaded(request, columns, rows)
         usage = [0.0] * len(rows)
         if self._standing:
-            usage = [self._standing.get(rank, _UNSAID).usage for rank in ranks]
+            usage = [self._standing_of(rank).usage for rank in ranks]
         return FleetView(
             request=request,
             tokens=max(len(request.token_ids), 1),
@@ -273,6 +279,8 @@ class Router:
             seconds=view.seconds.prefill(view.tokens, resumable),
             tokens=view.tokens,
             computes=view.tokens - resumable,
+            lower=decision.lower,
+            upper=decision.upper,
             at=now,
             priority=priority,
             grace_s=options.grace_s if decision.knowledge == "events" else options.remember_s,
@@ -365,6 +373,14 @@ class Router:
     def num_booked(self) -> int:
         """Return how many requests are in flight."""
         return len(self._bookings)
+
+    def running(self, rank: RankId) -> int:
+        """Return how many requests are in flight at a rank."""
+        return self._bookings.running(rank)
+
+    def booking(self, name: str) -> Booking | None:
+        """Return what a request has booked; None if it has no booking."""
+        return self._bookings.get(name)
 
     def check_integrity(self) -> None:
         """Assert that bookings and promises agree. For tests: it walks everything."""

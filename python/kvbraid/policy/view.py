@@ -17,6 +17,18 @@ RankId: TypeAlias = tuple[PodId, int]
 """A pod, and the data-parallel rank of its engine."""
 
 
+class RankNames(Protocol):
+    """Some ranks, however they are named: pods, each with all its ranks, do not list them."""
+
+    def __contains__(self, rank: object, /) -> bool:
+        """Return whether a rank is one of them."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many names there are."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
     """One request and its candidates, whose columns are in the order of `ranks`.
