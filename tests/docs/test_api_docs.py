@@ -5,11 +5,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kvbraid.service.answers import ExplainGroup, ExplainRow, PodRow, ScoreAnswer
+from kvbraid.service.answers import (
+    ExplainGroup,
+    ExplainRow,
+    Fallback,
+    PickAnswer,
+    PickCandidate,
+    PodRow,
+    ScoreAnswer,
+)
 from kvbraid.service.config import PodBody
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.http.routes import ROUTES
-from kvbraid.service.requests import RoutedBody, ScoreBody
+from kvbraid.service.picking import MOST_FALLBACKS
+from kvbraid.service.requests import PickBody, ReportBody, RoutedBody, ScoreBody
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -36,6 +45,11 @@ def test_the_error_table_is_the_codes() -> None:
         ("Score and explain", ScoreBody),
         ("Score and explain", ExplainGroup),
         ("Routed requests", RoutedBody),
+        ("Picks", PickBody),
+        ("Picks", ReportBody),
+        ("Picks", PickAnswer),
+        ("Picks", PickCandidate),
+        ("Picks", Fallback),
         ("Pods", PodBody),
         ("Pods", PodRow),
     ],
@@ -43,6 +57,10 @@ def test_the_error_table_is_the_codes() -> None:
 def test_every_field_is_described(title: str, struct: type[msgspec.Struct]) -> None:
     missing = [name for name in struct.__struct_fields__ if f"`{name}`" not in section(title)]
     assert missing == []
+
+
+def test_the_number_of_fallbacks_is_the_servers() -> None:
+    assert f"| `fallbacks` | at most {MOST_FALLBACKS} further ranks" in section("Picks")
 
 
 def test_explain_rows_are_described() -> None:

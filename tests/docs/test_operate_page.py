@@ -24,6 +24,7 @@ from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
 from kvbraid.service.logs import JsonFormatter, TextFormatter
 from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
+from kvbraid.service.requests import PickFields, PickRequest, ReportBody
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.docs.markdown import DOCS, blocks, codes, tables
@@ -101,6 +102,12 @@ def metrics() -> str:
     """What a server that has followed, refused and answered something exports."""
     service, connection_limits = Service(FakeIndex(), FakeFeed()), ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
+    asked = PickRequest(
+        Request(model="m", token_ids=[1]), PickFields(model="m", candidates=["a", "x"])
+    )
+    service.picking.report(
+        ReportBody(pick=service.picking.pick(asked, service.pods).pick, event="end")
+    )
     connection_limits.refused["evicted"] += 1
     exported = Metrics(service, connection_limits)
     exported.requests.of("GET", "/metrics")[200] += 1

@@ -25,6 +25,7 @@ from kvbraid.service.config import (
     ServerOptions,
     read_fleet_file,
 )
+from kvbraid.service.routing import RouterTable, Routing, SecondsTable
 from kvbraid.spec import (
     EngineDialect,
     GroupSpec,
@@ -37,6 +38,8 @@ from tests.docs.markdown import DOCS, ROOT, blocks, codes, firsts, tables
 
 CORE = ROOT / "crates" / "core" / "src"
 BLOCK = 16
+UNSET = re.compile(r"^# (?=\[|\w+ = )", re.MULTILINE)
+"""What stands before the settings of the example fleet.toml that are left out."""
 
 
 def names_table(path: Path, type_name: str) -> list[str]:
@@ -195,10 +198,12 @@ def test_the_example_fleet_file_is_accepted_and_has_every_key(tmp_path: Path) ->
     model = ROOT / "tests" / "fixtures" / "models" / "gpt-oss-20b.json"
     (tmp_path / "config.json").write_bytes(model.read_bytes())
     path = tmp_path / "fleet.toml"
-    path.write_text(re.sub(r"^# (?=\w+ = )", "", example, flags=re.MULTILINE))
+    path.write_text(UNSET.sub("", example))
     config = read_fleet_file(path)
     assert list(config.pods) == ["gpt-oss-0"]
-    tables_of = (ServerOptions, Limits, IndexTable, PodEntry, FleetFile)
+    tables_of = (
+        ServerOptions, Limits, IndexTable, RouterTable, SecondsTable, PodEntry, FleetFile,
+    )  # fmt: skip
     keys = {key for table in tables_of for key in table.__struct_fields__}
     page = (DOCS / "configuration.md").read_text()
     assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", page)] == []
@@ -215,6 +220,16 @@ def test_the_defaults_of_the_example_fleet_file_are_the_defaults(tmp_path: Path)
         (config.index, IndexTable()),
     ):
         assert msgspec.structs.asdict(table) == msgspec.structs.asdict(defaults)
+    assert config.routing == Routing()
+
+
+def test_the_router_of_the_example_has_every_key_with_its_default() -> None:
+    (example,) = (b.text for b in blocks(DOCS / "configuration.md") if b.language == "toml")
+    table = tomllib.loads(UNSET.sub("", example))["router"]
+    (seconds,) = table.pop("seconds").values()
+    defaults = msgspec.structs.asdict(RouterTable())
+    assert table == {name: defaults[name] for name in defaults if name != "seconds"}
+    assert seconds == pytest.approx(msgspec.structs.asdict(SecondsTable()), rel=0.02)
 
 
 def described(mapping: dict[str, object]) -> tuple[Topology | None, EngineProfile]:

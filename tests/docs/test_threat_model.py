@@ -11,6 +11,7 @@ from kvbraid.service.feeds.rank_feed import MAX_MESSAGE_BYTES
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.http.connection import SLICE_BYTES
 from kvbraid.service.journal import LINES, PERIOD_S
+from kvbraid.service.routing import RouterTable
 
 TEXT = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
 
@@ -19,6 +20,7 @@ def test_the_limits_are_the_options_with_their_defaults() -> None:
     listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \|", TEXT, re.MULTILINE))
     options = {f"limits.{name}": value for name, value in msgspec.to_builtins(Limits()).items()}
     index = msgspec.to_builtins(IndexTable())
+    options["router.most_bookings"] = RouterTable().most_bookings
     options |= {f"index.{name}": index[name] for name in index if name.endswith("_bytes")}
     assert listed == {
         name: "none" if value is None else str(value) for name, value in options.items()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import UnknownError
+from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.config import PodConfig
@@ -32,6 +33,15 @@ class FakeScores:
         answer = {"model": self.request.model, "num_tokens": num_tokens, "pods": rows}
         return json.dumps(answer).encode()
 
+    def columns(self) -> Columns:
+        nothing = [0] * len(self.pods)
+        return Columns(
+            ranks=[(PodId(pod), rank) for pod, rank in self.pods],
+            states=[PodState.EXACT] * len(self.pods),
+            lower=nothing, upper=nothing, expected=nothing, present=nothing,
+            soon=nothing, expected_soon=nothing, present_soon=nothing,
+        )  # fmt: skip
+
 
 @dataclass
 class FakeExplanation:
@@ -51,6 +61,8 @@ class FakeIndex:
     states: dict[str, PodState] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     told: list[tuple[str, int, Request, list[int]]] = field(default_factory=list)
+    promised: list[tuple[str, int]] = field(default_factory=list)
+    withdrawn: list[tuple[str, int]] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     hold: threading.Event | None = None
     held: threading.Event = field(default_factory=threading.Event)
@@ -105,6 +117,23 @@ class FakeIndex:
         if model != request.model or dp_rank >= dp_size:
             raise UnknownError(f"no rank {dp_rank} of pod {pod} serves {request.model}")
         self.told.append((pod, dp_rank, request, list(produced)))
+
+    def promise(
+        self,
+        pod: PodId,
+        request: Request,
+        *,
+        dp_rank: int = 0,
+        junction: int = 0,
+        sparse_windows: bool = False,
+    ) -> int:
+        del request, junction, sparse_windows
+        self.promised.append((pod, dp_rank))
+        return len(self.promised)
+
+    def withdraw(self, promise: int) -> bool:
+        self.withdrawn.append(self.promised[promise - 1])
+        return True
 
     def explain(self, request: Request) -> FakeExplanation:
         group = SimpleNamespace(

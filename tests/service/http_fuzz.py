@@ -31,7 +31,7 @@ from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
 from kvbraid.service.http.routes import ROUTES
 from kvbraid.service.registry import Service
-from kvbraid.service.requests import MediaBody, RoutedBody, ScoreBody
+from kvbraid.service.requests import MediaBody, PickBody, ReportBody, RoutedBody, ScoreBody
 from kvbraid.spec import SpecKind
 
 from tests.service.fakes import FakeFeed
@@ -43,6 +43,7 @@ LIMITS = Limits(
 )  # fmt: skip
 STATUSES: Final = frozenset({100, 200, 201} | {kind.status for kind in ERRORS.values()} - {500})
 PODS: Final = ("a", "b", "ns/c")
+REQUESTS: Final = ("1", "2", "r\u0000")
 GROWTH_BYTES: Final = 256 << 20
 _WORDS: Final = (
     "", "m", "gpu", "exact", "weighted_blocks", "tcp://h:1", "tcp://-:1", "tcp://[::1]:9", "null",
@@ -87,8 +88,8 @@ class Draw:
         method = route.method if self.chance() < 0.95 else self.among(("PATCH", "OPTIONS", "PUT"))
         path = route.path.replace("{id}", self.among((*PODS, "%00", "a%20b", "é", "x" * 130)))
         body, headers = b"", ["host: localhost"]
-        if route.path in {"/v1/score", "/v1/explain"} and self.chance() < 0.3:
-            path += "?" + self._query()
+        if route.query is not None and self.chance() < 0.3:
+            path += "?" + self._query(route.query)
             body = bytes(self.below(256) for _ in range(4 * self.below(20) + self.below(2)))
             headers.append("content-type: application/octet-stream")
         elif route.body is not None:
@@ -118,9 +119,9 @@ class Draw:
             given.append(f"{name}: {value}")
         return given
 
-    def _query(self) -> str:
+    def _query(self, kind: type[msgspec.Struct]) -> str:
         parts = []
-        for name in ScoreBody.__struct_fields__:
+        for name in kind.__struct_fields__:
             if self.chance() < 0.4 or name == "model":
                 parts.append(
                     f"{name}={self.among(('m', 'a,b', '%ff', '[]', 'null', '[{}]', '='))}"
@@ -129,9 +130,12 @@ class Draw:
 
     def _json(self, kind: type[msgspec.Struct]) -> bytes:
         tokens = [self.below(9) for _ in range(self.below(70))]
+        name, event = self.among(REQUESTS), self.among(("first_token", "end", "failed"))
         bodies: dict[type[msgspec.Struct], dict[str, Any]] = {
             ScoreBody: {"model": "m", "token_ids": tokens},
             PodBody: {"model": "m", "endpoint": f"tcp://h:{1 + self.below(9)}"},
+            PickBody: {"model": "m", "token_ids": tokens, "request_id": name},
+            ReportBody: {"pick": name, "event": event},
             RoutedBody: {
                 "model": "m", "pod": self.among(PODS), "token_ids": tokens, "produced": tokens[:9],
             },
@@ -168,6 +172,13 @@ class Draw:
             "loras": {"l": "/l"},
             "model_config": {"model_type": "llama4_text", "num_hidden_layers": self._number()},
             "bind": self.chance() < 0.5,
+            "drain": self.chance() < 0.5,
+            "url": self.among(("http://h:1", "https://[::1]/v1", "http://u@h", "ftp://h")),
+            "candidates": [self.among((*PODS, {"pod": "a", "dp_rank": self.below(3)}))],
+            "cached_tokens": self.below(99),
+            "session": self.among(_WORDS),
+            "priority": self.below(9) - 4,
+            "explain": self.chance() < 0.5,
         }.get(name, self._value(0))
 
     def _number(self) -> float | None:

@@ -87,9 +87,43 @@ def test_a_models_config_completes_the_topology_and_the_same_again_changes_nothi
     assert [group.chunk for group in topology.groups] == [512]
 
 
+def test_how_a_pod_takes_requests_changes_without_a_rebuild(
+    client: TestClient, feed: FakeFeed
+) -> None:
+    bodies: list[dict[str, Any]] = [
+        POD,
+        {**POD, "url": "http://h:8000"},
+        {**POD, "url": "http://h:8000", "drain": True},
+        {**POD, "url": "http://h:8000", "drain": True},
+        {**POD, "max_running": 4},
+        {**POD, "max_running": 4, "dp_size": 2},
+    ]
+    answers = [client.put("/v1/pods/a", json=body) for body in bodies]
+    assert [answer.json()["status"] for answer in answers] == [
+        "created", "changed", "changed", "unchanged", "changed", "replaced",
+    ]  # fmt: skip
+    assert feed.log == ["add a", "remove a", "add a"]
+    row = msgspec.json.decode(client.get("/v1/pods").content, type=PodsAnswer).pods[0]
+    assert (row.url, row.drain, row.max_running, row.running) == (None, False, 4, 0)
+
+
+def test_a_change_that_is_refused_leaves_how_the_old_pod_takes_requests(
+    client: TestClient, feed: FakeFeed
+) -> None:
+    client.put("/v1/pods/a", json={**POD, "drain": True})
+    feed.refuse_next = InvalidValueError("cannot bind")
+    assert client.put("/v1/pods/a", json={**POD, "dp_size": 2}).status_code == 400
+    asked = client.post("/v1/pick", json={"model": "m", "token_ids": [1]})
+    assert refusal(asked)[1:] == ("no_pod", "no rank of 'm' may be chosen: 1 draining")
+
+
 @pytest.mark.parametrize(
     ("change", "code", "told"),
     [
+        ({"url": "h:8000"}, "invalid_value", "url = 'h:8000'"),
+        ({"url": "http://me:secret@h"}, "invalid_value", "url names a user"),
+        ({"drain": "yes"}, "malformed_body", "drain: Expected `bool`"),
+        ({"max_running": 0}, "malformed_body", "max_running: Expected `int` >= 1"),
         ({"endpoint": None}, "malformed_body", "endpoint"),
         ({"model": ""}, "malformed_body", "model"),
         ({"endpiont": "x"}, "malformed_body", "mean endpoint"),

@@ -102,6 +102,34 @@ def test_it_does_not_wait_for_ever_for_a_pod_that_never_comes(tmp_path: Path) ->
         assert states(url) == {"away": "stale"}
 
 
+def test_it_picks_as_the_file_says(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.toml"
+    pod = (
+        '[[pods]]\nid = "%s"\nmodel = "m"\nendpoint = "tcp://127.0.0.1:%d"\n'
+        'url = "http://%s:8000"\ntopology = {groups = [{kind="full_attention", block_size=16}]}\n'
+    )
+    config.write_text(
+        '[router]\npolicy = "least_loaded"\n[router.seconds.m]\nper_token = 0.001\n'
+        + pod % ("a", free_port(), "a")
+        + pod % ("b", free_port(), "b")
+        + "drain = true\n"
+    )
+    request = {"model": "m", "token_ids": list(range(64))}
+    with serving("--config", str(config)) as (_, url), httpx.Client(base_url=url) as client:
+        picks = [client.post("/v1/pick", json=request).json() for _ in range(2)]
+        assert [(p["policy"], p["seconds"], p["url"]) for p in picks] == [
+            ("least_loaded", "given", "http://a:8000")
+        ] * 2
+        assert [(p["knowledge"], p["resumable"], p["terms"]) for p in picks] == [
+            ("promises", 0, None), ("promises", 48, None),
+        ]  # fmt: skip
+        rows = {row["pod"]: row for row in client.get("/v1/pods").json()["pods"]}
+        assert {pod: row["running"] for pod, row in rows.items()} == {"a": 2, "b": 0}
+        for pick, status in ((picks[0]["pick"], "noted"), ("x", "unknown")):
+            told = client.post("/v1/picked", json={"pick": pick, "event": "end"}).json()
+            assert told == {"pick": pick, "status": status}
+
+
 def test_a_pod_whose_replay_is_under_way_is_missing() -> None:
     index = FleetIndex()
     with (

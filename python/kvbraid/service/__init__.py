@@ -3,12 +3,14 @@
 Two wings that do not know each other, on one common ground. In reading order:
 
     config      what an operator writes, with `weights` of tiers and `decoding` of JSON
+    routing     the `[router]` table: policy, coefficients, how long bookings count
     errors      one table of error codes, one JSON shape
     requests    bytes of a request to a `Request`; `answers` are the bodies that go back
     journal     what happens to pods, one line each; `logs` writes the lines
     capacity    how many sockets and descriptors this process has room for
     closing     what `with` closes at its end
     ports       the protocols of the index and the feeds that the other modules need
+    picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client

@@ -5,12 +5,13 @@ other answers are converted from the index's rows by attribute name.
 """
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from kvbraid.fleet.answer import GroupStrip, KnownGroup, PodExplanation, PodInfo, PodScore
 from kvbraid.ids import PodState
+from kvbraid.policy.decision import Knowledge
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True):
@@ -122,6 +123,7 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     """One pod and rank in GET /v1/pods; `last_seq` is null before the first message.
 
     `remedy` says what to do about messages that are lost; it is empty if none are missing.
+    `running` are the requests that `/v1/pick` has sent there and nobody has reported as ended.
     """
 
     last_seq: int | None
@@ -129,6 +131,10 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     replay_endpoint: str | None
     bind: bool | None
     remedy: str = ""
+    url: str | None = None
+    drain: bool = False
+    max_running: int | None = None
+    running: int = 0
 
 
 class PodsAnswer(msgspec.Struct, frozen=True):
@@ -138,10 +144,87 @@ class PodsAnswer(msgspec.Struct, frozen=True):
 
 
 class PodChange(msgspec.Struct, frozen=True):
-    """Answer of PUT and DELETE (created, unchanged, replaced, removed) and of routed (noted)."""
+    """Answer of PUT (created, unchanged, changed, replaced), DELETE (removed), routed (noted)."""
 
     pod: str
     status: str
+
+
+class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of one candidate's cost, in seconds; their sum is the cost."""
+
+    wait: float
+    prefill: float
+    loading: float
+    decoding: float
+    potential: float
+    displacement: float
+    queue: float
+
+
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank to try next. `cost` is null if the policy would never have sent the request there."""
+
+    pod: str
+    dp_rank: int
+    url: str | None
+    cost: float | None
+
+
+class PickCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank that could have been chosen; `resumable` and `present` as in the whole answer.
+
+    `running` are its requests in flight, `waiting` those of them without a first token. `terms` is
+    null with a policy that has none.
+    """
+
+    pod: str
+    dp_rank: int
+    resumable: int
+    present: int
+    running: int
+    waiting: int
+    cost: float | None
+    terms: CostTerms | None
+
+
+class PickAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /v1/pick.
+
+    `pick` names the booking. `lower` and `upper` bound what the rank can reuse now. `resumable` is
+    what it will probably reuse when the request gets there, with what is in flight. `knowledge` is
+    `events`, or `promises` where the rank's cache is guessed from what it was sent. `seconds` says
+    whether the model's coefficients were `given`, or are the `default`. `lifted` are filters that
+    would have left nobody; `left_out` counts the ranks that each of the others left out.
+    """
+
+    pick: str
+    model: str
+    num_tokens: int
+    pod: str
+    dp_rank: int
+    url: str | None
+    state: PodState
+    lower: int
+    upper: int
+    resumable: int
+    present: int
+    cost: float | None
+    terms: CostTerms | None
+    policy: str
+    knowledge: Knowledge
+    seconds: Literal["given", "default"]
+    lifted: list[str]
+    left_out: dict[str, int]
+    fallbacks: list[Fallback]
+    candidates: list[PickCandidate] | None
+
+
+class PickedAnswer(msgspec.Struct, frozen=True):
+    """Answer of POST /v1/picked: `noted`, or `unknown` if the pick has no booking (any more)."""
+
+    pick: str
+    status: Literal["noted", "unknown"]
 
 
 class ModelsAnswer(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from kvbraid.models import find_config
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.logs import Format, Level
+from kvbraid.service.routing import RouterTable, Routing, read_routing
 from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
 from kvbraid.spec_mapping import pod_from_mapping
@@ -83,6 +84,8 @@ class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The fields of a pod that fleet.toml and PUT /v1/pods/{id} share.
 
     `num_gpu_blocks` is the number of blocks in a rank's cache on the GPU, as its engine says.
+    `url`, `drain` and `max_running` are about requests that `/v1/pick` sends: the pod's address,
+    whether it gets no new ones, and how many a rank has at most while others have room.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
@@ -93,6 +96,9 @@ class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     num_gpu_blocks: Annotated[int, Meta(ge=1, lt=1 << 32)] | None = None
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     loras: dict[str, str] = {}
+    url: str | None = None
+    drain: bool = False
+    max_running: Annotated[int, Meta(ge=1, lt=1 << 32)] | None = None
 
 
 class PodBody(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +128,17 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     server: ServerOptions = ServerOptions()
     limits: Limits = Limits()
     index: IndexTable = IndexTable()
+    router: RouterTable = RouterTable()
     pods: list[PodEntry] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How a pod takes requests; nothing that was indexed depends on it."""
+
+    url: str | None = None
+    drain: bool = False
+    max_running: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +153,7 @@ class PodConfig:
     engine: EngineProfile = EngineProfile()  # noqa: RUF009 - frozen
     dp_size: int = 1
     loras: Mapping[str, str] = field(default_factory=dict)
+    serving: Serving = Serving()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +163,7 @@ class FleetConfig:
     server: ServerOptions = field(default_factory=ServerOptions)
     limits: Limits = field(default_factory=Limits)
     index: IndexTable = field(default_factory=IndexTable)
+    routing: Routing = field(default_factory=Routing)
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
 
 
@@ -168,8 +186,16 @@ def read_fleet_file(path: Path) -> FleetConfig:
         raise InvalidValueError(msg) from None
     except msgspec.ValidationError as error:
         raise InvalidValueError(f"{path}: {describe(error, FleetFile)}") from None
+    try:
+        routing = read_routing(parsed.router)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{path}: {error}") from None
     return FleetConfig(
-        server=parsed.server, limits=parsed.limits, index=parsed.index, pods=_pods(path, parsed)
+        server=parsed.server,
+        limits=parsed.limits,
+        index=parsed.index,
+        routing=routing,
+        pods=_pods(path, parsed),
     )
 
 
@@ -208,7 +234,10 @@ def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
 
 
 _POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
+_HOST: Final = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*"
+_TCP: Final = re.compile(rf"tcp://(\*|{_HOST}):([0-9]{{1,5}})")
+_URL: Final = re.compile(rf"https?://({_HOST})(?::([0-9]{{1,5}}))?(?:/[A-Za-z0-9._~/-]*)?")
+_LONGEST_URL: Final = 512
 HTTP_SCHEMES: Final = ("tcp",)
 FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
 _ModelConfig: TypeAlias = Mapping[str, object] | None
@@ -244,7 +273,7 @@ def pod_config(
     Every index accepts the result.
 
     Raises:
-        RefusalError: `invalid_endpoint`.
+        RefusalError: `invalid_endpoint`; `invalid_value` for a URL.
         TopologyError: A field of the topology, or a group that the model cannot have.
         InvalidValueError: A config.json that cannot be read, or is of no known model.
     """
@@ -277,7 +306,22 @@ def _pod_config(
         engine=engine,
         dp_size=body.dp_size,
         loras=body.loras,
+        serving=Serving(url=_url(body.url), drain=body.drain, max_running=body.max_running),
     )
+
+
+def _url(url: str | None) -> str | None:
+    """Check the address that data planes are given; a password in it would be told to everyone."""
+    if url is None:
+        return None
+    remedy = "give http://HOST:PORT or https://HOST:PORT, with a path if the engine has one"
+    if "@" in url:
+        message = "url names a user, and everyone may read it"
+        raise RefusalError("invalid_value", message, remedy=remedy)
+    match = _URL.fullmatch(url) if len(url) <= _LONGEST_URL else None
+    if match is None or not 1 <= int(match[2] or 80) <= 65535:
+        raise RefusalError("invalid_value", f"url = {shortened(url)}", remedy=remedy)
+    return url
 
 
 def _check_endpoint(name: str, endpoint: str, dp_size: int, schemes: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from kvbraid.errors import (
     InvalidValueError,
     KvbraidError,
+    NoRankError,
     TooLargeError,
     TopologyError,
     UnknownError,
@@ -50,6 +51,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "too_large": ErrorKind(413, "send less than the limit that the message shows"),
     "head_too_large": ErrorKind(431, "send fewer headers, or raise limits.head_bytes"),
     "internal": ErrorKind(500, "report it with the server's log"),
+    "no_pod": ErrorKind(503, "hand over other candidates, or end what the message counts"),
     "not_following": ErrorKind(503, "it restarts by itself; the server's log says what failed"),
     "not_ready": ErrorKind(503, "wait for the pods named, at most server.ready_after_s seconds"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
@@ -62,6 +64,7 @@ _CODES: Final[Mapping[type[KvbraidError], str]] = {
     TopologyError: "invalid_topology",
     InvalidValueError: "invalid_value",
     UnknownError: "unknown_model",
+    NoRankError: "no_pod",
     TooLargeError: "too_large",
 }
 

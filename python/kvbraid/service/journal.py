@@ -17,6 +17,7 @@ from kvbraid.errors import one_line
 EVENTS: Final[Mapping[str, int]] = {
     "registered": logging.INFO,
     "replaced": logging.INFO,
+    "changed": logging.INFO,
     "removed": logging.INFO,
     "connected": logging.INFO,
     "disconnected": logging.WARNING,

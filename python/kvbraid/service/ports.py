@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kvbraid.engine import EngineProfile
+from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service.config import PodConfig
@@ -19,6 +20,9 @@ class ScoredRequest(Protocol):
 
     def to_json(self) -> bytes:
         """Return the body of a /v1/score answer."""
+
+    def columns(self) -> Columns:
+        """Return the numbers of all rows, and what was promised."""
 
 
 class ExplainedRequest(Protocol):
@@ -60,6 +64,20 @@ class Index(Protocol):
         self, pod: PodId, request: Request, produced: Sequence[int], *, dp_rank: int = 0
     ) -> None:
         """Note that a request was sent to a rank, and that these tokens came back."""
+
+    def promise(
+        self,
+        pod: PodId,
+        request: Request,
+        *,
+        dp_rank: int = 0,
+        junction: int = 0,
+        sparse_windows: bool = False,
+    ) -> int:
+        """Note that a prompt is on its way to a rank; return the promise's number."""
+
+    def withdraw(self, promise: int) -> bool:
+        """End a promise; say whether it still counted."""
 
     def explain(self, request: Request) -> ExplainedRequest:
         """Give the reasons of each pod's answer."""

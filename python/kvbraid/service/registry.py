@@ -8,15 +8,17 @@ thread.
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
 from kvbraid.errors import KvbraidError, counted, shortened
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
-from kvbraid.service.config import Limits, PodConfig, ServerOptions
+from kvbraid.service.config import Limits, PodConfig, ServerOptions, Serving
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.journal import Journal, Rank
+from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
@@ -25,7 +27,8 @@ from kvbraid.service.remedy import remedy_for
 class Service:
     """The index, the subscriber that feeds it, and the pods registered with both.
 
-    Its start, from which `readiness` counts, is when that was made.
+    `picking` chooses among these pods, from the same index. The service's start, from which
+    `readiness` counts, is when that was made.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class Service:
         limits: Limits | None = None,
         readiness: Readiness | None = None,
         journal: Journal | None = None,
+        picking: Picking | None = None,
     ) -> None:
         self.index = index
         self.feed = feed
+        self.picking = picking or Picking(index)
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic
@@ -69,7 +74,8 @@ class Service:
 
         A replaced pod is forgotten and rebuilt by replay: what was indexed under the old
         configuration may mean something else under the new one. Every reason to refuse the new
-        configuration is checked before that: a refusal changes nothing.
+        configuration is checked before that: a refusal changes nothing. If the pod only takes
+        requests otherwise (`Serving`), it is changed, and nothing is forgotten.
 
         Raises:
             RefusalError: `too_many_pods`; `invalid_endpoint` for an address that cannot be bound.
@@ -80,6 +86,8 @@ class Service:
             old = self._pods.get(pod)
             if old == config:
                 return PodChange(pod=pod, status="unchanged")
+            if old is not None and replace(old, serving=config.serving) == config:
+                return self._change(pod, config)
             ranks = self._num_ranks + config.dp_size - (old.dp_size if old else 0)
             if ranks > self.limits.pods:
                 message = f"{ranks} pod ranks would be registered; limit {self.limits.pods}"
@@ -108,6 +116,7 @@ class Service:
 
     def rows(self) -> list[PodRow]:
         """Return one row per registered rank: the index's knowledge and the feed's progress."""
+        self.picking.release()
         feeds = {(row.pod, row.dp_rank): row for row in self._feed_rows()}
         pods, rows = self._pods, []
         for info in self.index.pods():
@@ -125,6 +134,10 @@ class Service:
                         replay_endpoint=config.replay_endpoint,
                         bind=config.bind,
                         remedy=remedy_for(feed.state, config) if feed and is_late else "",
+                        url=config.serving.url,
+                        drain=config.serving.drain,
+                        max_running=config.serving.max_running,
+                        running=self.picking.running(row.pod, row.dp_rank),
                     )
                 )
         return rows
@@ -136,7 +149,22 @@ class Service:
     def _feed_rows(self) -> list[FeedRow]:
         return [msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()]
 
+    def _change(self, pod: PodId, config: PodConfig) -> PodChange:
+        self.picking.stand(pod, config.serving)
+        self._set_pods({**self._pods, pod: config})
+        self._journal.note("changed", Rank(pod), _served(config.serving))
+        return PodChange(pod=pod, status="changed")
+
     def _add(self, pod: PodId, config: PodConfig) -> None:
+        self.picking.stand(pod, config.serving)  # Before anybody can pick it.
+        try:
+            self._follow(pod, config)
+        except KvbraidError:
+            self.picking.forget(pod)
+            raise
+        self._set_pods({**self._pods, pod: config})
+
+    def _follow(self, pod: PodId, config: PodConfig) -> None:
         self.index.register(
             pod,
             model=config.model,
@@ -150,7 +178,6 @@ class Service:
         except KvbraidError:
             self.index.remove(pod)
             raise
-        self._set_pods({**self._pods, pod: config})
 
     def _replace(self, pod: PodId, old: PodConfig, new: PodConfig) -> None:
         self._remove(pod)
@@ -163,12 +190,20 @@ class Service:
     def _remove(self, pod: PodId) -> None:
         self.feed.remove(pod)
         self.index.remove(pod)
+        self.picking.forget(pod)
         self._set_pods({name: config for name, config in self._pods.items() if name != pod})
 
     def _set_pods(self, pods: dict[PodId, PodConfig]) -> None:
         self._pods = pods
         self._models = frozenset(config.model for config in pods.values())
         self._num_ranks = sum(config.dp_size for config in pods.values())
+
+
+def _served(serving: Serving) -> str:
+    told = [f"url {serving.url}"] if serving.url else []
+    told += [f"at most {serving.max_running} requests a rank"] if serving.max_running else []
+    told += ["it gets no new requests" if serving.drain else "it gets requests"]
+    return ", ".join(told)
 
 
 def _described(config: PodConfig) -> str:

@@ -29,6 +29,11 @@ _TokenId: TypeAlias = Annotated[
 ]
 
 
+_RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+PickEvent: TypeAlias = Literal["first_token", "end", "failed"]
+"""What a data plane reports of a request that was picked."""
+
+
 class MediaBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A multimodal input: its identifier, where its tokens begin, and how many there are."""
 
@@ -80,6 +85,57 @@ class RoutedBody(PromptFields, kw_only=True):
     produced: list[_TokenId]
 
 
+class RankBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rank of a pod."""
+
+    pod: str
+    dp_rank: _Offset
+
+
+Ranks: TypeAlias = list[str | RankBody] | None
+"""Pods, each with all its ranks, and single ranks."""
+
+
+class PickFields(PromptFields, kw_only=True):
+    """All fields of a pick except the tokens; null means the same as absent."""
+
+    request_id: _RequestId | None = None
+    session: Annotated[str, Meta(max_length=1024)] | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    candidates: Ranks = None
+    explain: bool | None = None
+
+
+class PickQuery(PickFields, kw_only=True):
+    """What the query says of raw token ids: the fields, and the bytes of each id, 4 or 8."""
+
+    token_bytes: int = 4
+
+
+class PickBody(PickFields, kw_only=True):
+    """The JSON body of POST /v1/pick: a prompt, whose it is, and who may get it."""
+
+    token_ids: list[_TokenId]
+
+
+class ReportBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The JSON body of POST /v1/picked: what has become of a pick.
+
+    `cached_tokens` are the tokens of the prompt that the engine says it has reused.
+    """
+
+    pick: _RequestId
+    event: PickEvent
+    cached_tokens: _Offset | None = None
+
+
+class PickRequest(NamedTuple):
+    """A request that is to be sent somewhere, and what decides where."""
+
+    request: Request
+    fields: PickFields
+
+
 class Routed(NamedTuple):
     """A request that a rank was sent, and the token ids that it produced."""
 
@@ -89,9 +145,10 @@ class Routed(NamedTuple):
     produced: memoryview
 
 
-_Body = TypeVar("_Body", ScoreBody, RoutedBody)
+_Body = TypeVar("_Body", ScoreBody, RoutedBody, PickBody)
 _SCORE: Final = msgspec.json.Decoder(ScoreBody)
 _ROUTED: Final = msgspec.json.Decoder(RoutedBody)
+_PICK: Final = msgspec.json.Decoder(PickBody)
 
 
 def parse_json(body: bytes, *, max_tokens: int) -> Request:
@@ -111,6 +168,25 @@ def parse_raw(body: bytes, fields: QueryFields, *, max_tokens: int) -> Request:
         RefusalError: `malformed_body` or `too_many_tokens`.
     """
     return _request(fields, _raw_tokens(body, fields.token_bytes), max_tokens)
+
+
+def parse_pick(body: bytes, *, max_tokens: int) -> PickRequest:
+    """Read the body of POST /v1/pick.
+
+    Raises:
+        RefusalError: `malformed_body` or `too_many_tokens`.
+    """
+    fields, tokens = _json_fields(body, _PICK)
+    return _asked(fields, tokens, max_tokens)
+
+
+def parse_raw_pick(body: bytes, fields: PickQuery, *, max_tokens: int) -> PickRequest:
+    """Read a pick of little-endian token ids, whose fields came separately.
+
+    Raises:
+        RefusalError: `malformed_body` or `too_many_tokens`.
+    """
+    return _asked(fields, _raw_tokens(body, fields.token_bytes), max_tokens)
 
 
 def parse_routed(body: bytes, *, max_tokens: int) -> Routed:
@@ -134,6 +210,11 @@ def _request(fields: RequestFields, tokens: memoryview, max_tokens: int) -> Requ
         strategy=fields.strategy or "exact",
         tier_weights=None if fields.tier_weights is None else fields.tier_weights.by_tier(),
     )
+
+
+def _asked(fields: PickFields, tokens: memoryview, max_tokens: int) -> PickRequest:
+    _check_length(len(tokens), max_tokens)
+    return PickRequest(_prompt(fields, tokens), fields)
 
 
 def _prompt(fields: PromptFields, tokens: memoryview) -> Request:

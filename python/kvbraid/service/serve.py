@@ -9,6 +9,7 @@ from kvbraid.service.config import FleetConfig
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.http.server import end_process, run_server
 from kvbraid.service.logs import configure
+from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
 
@@ -23,7 +24,14 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     index = FleetIndex(index_options(config))
     feed = Subscriber(index, silence_s=config.server.silence_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
-    service = Service(index, feed, limits=config.limits, readiness=readiness, journal=feed.journal)
+    service = Service(
+        index,
+        feed,
+        limits=config.limits,
+        readiness=readiness,
+        journal=feed.journal,
+        picking=Picking(index, config.routing),
+    )
     run_server(config, service, announce=announce)
     end_process()
 

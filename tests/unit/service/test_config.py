@@ -1,11 +1,20 @@
 """fleet.toml: read whole, or refused in one line with the key and a remedy."""
 
 import json
+from math import inf
 from pathlib import Path
 
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.service.config import FleetConfig, ServerOptions, override, read_fleet_file
+from kvbraid.policy import CostOptions, RouterOptions, Seconds
+from kvbraid.service.config import (
+    FleetConfig,
+    ServerOptions,
+    Serving,
+    override,
+    read_fleet_file,
+)
+from kvbraid.service.routing import POLICIES, Routing
 from kvbraid.service.serve import index_options
 from kvbraid.spec import SilentGroup, SpecKind, Topology
 
@@ -18,7 +27,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
     [
         ("[server]\nprot = 1", "unknown key server.prot; did you mean port?"),
         ("[sevrer]\n", "unknown key sevrer; did you mean server?"),
-        ("xyz = 1", "unknown key xyz; remove it; known: server, limits, index, pods"),
+        ("xyz = 1", "unknown key xyz; remove it; known: server, limits, index, router, pods"),
         (POD + "endpiont = 'x'", "unknown key pods[0].endpiont; did you mean endpoint?"),
         (POD + POD, "pods[1].id = 'a' is a duplicate; give each pod an id of its own"),
         ("[server]\nport = 'a'", "server.port: Expected `int`, got `str`"),
@@ -33,6 +42,39 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         (POD + "model_config = {}", "pods[0].model_config: Expected `str | null`, got `object`"),
         (POD + "num_gpu_blocks = 0", "pods[0].num_gpu_blocks: Expected `int` >= 1"),
         (POD + "num_gpu_blocks = '9'", "pods[0].num_gpu_blocks: Expected `int | null`, got `str`"),
+        (POD + "drain = 1", "pods[0].drain: Expected `bool`, got `int`"),
+        (POD + "max_running = 0", "pods[0].max_running: Expected `int` >= 1"),
+        (POD + "url = 'tcp://h:1'", "pods[0] (a): url = 'tcp://h:1'; give http://HOST:PORT or"),
+        ("[router]\nsecond = {}", "unknown key router.second; did you mean seconds?"),
+        (
+            "[router]\npolicy = 'best'",
+            "router.policy is 'best'; expected one of cost, round_robin",
+        ),
+        ("[router]\npotential = 2", "router.potential is 2.0; expected a number from 0 to 1"),
+        ("[router]\nslack = nan", "router.slack is nan; expected a finite number of at least 0"),
+        (
+            "[router]\npolicy = 'dynamo'\nqueue = 0.2",
+            "router.queue is 0.2, which policy dynamo does not look at; remove it, or use",
+        ),
+        ("[router]\nhold_s = 0", "router.hold_s: Expected `float` > 0"),
+        ("[router]\ngrace_s = nan", "router.grace_s: Expected `float` >= 0"),
+        ("[router]\nmost_bookings = 0", "router.most_bookings: Expected `int` >= 1"),
+        ("[router]\nin_flight = 'no'", "router.in_flight: Expected `bool`, got `str`"),
+        ("[router]\nseconds = 1", "router.seconds: Expected `object`, got `int`"),
+        ("[router.seconds]\nm = 1", "router.seconds[...]: Expected `object`, got `int`"),
+        (
+            "[router.seconds.m]\nper_tokn = 1",
+            "router.seconds.m: unknown key per_tokn; did you mean per_token?",
+        ),
+        (
+            "[router.seconds.m]\nfixed = 'a'",
+            "router.seconds.m: fixed: Expected `float`, got `str`",
+        ),
+        ("[router.seconds.m]\nfixed = -1", "router.seconds.m: fixed is -1.0 seconds; expected a"),
+        (
+            '[router.seconds."m\\n"]\nper_token = 0\nper_pair = 0',
+            "router.seconds.m\\n: per_token and per_pair are both 0",
+        ),
         (POD + "topology = {alignment = 0}", "pods[0] (a): topology.alignment = 0: expected"),
         ("x =", "not TOML"),
         ("a = " + "[" * 3000 + "]" * 3000, "nested too deeply"),
@@ -78,6 +120,66 @@ def test_weights_of_tiers_reach_the_index_and_the_others_keep_their_defaults(
     assert index_options(read_fleet_file(path)).weights == [1.0, 0.25, 0.5]
     path.write_text("")
     assert index_options(read_fleet_file(path)).weights == [1.0, 0.8, 0.5]
+
+
+def test_a_router_is_what_the_file_says_and_the_rest_is_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        "[router]\npotential = 0.25\nhold_s = inf\nmost_bookings = 9\nfirst_tokens = false\n"
+        '[router.seconds."org/model"]\nfixed = 1\n'
+    )
+    routing = read_fleet_file(path).routing
+    assert (routing.policy, routing.costs) == ("cost", CostOptions(potential=0.25))
+    assert routing.options == RouterOptions(hold_s=inf, most_bookings=9, first_tokens=False)
+    assert routing.seconds == {"org/model": Seconds(fixed=1.0)}
+    path.write_text("")
+    assert read_fleet_file(path).routing == Routing()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_can_be_named(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f"[router]\npolicy = '{policy}'\n")
+    assert read_fleet_file(path).routing.make_policy().name == policy
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h", "https://h:1", "http://10.0.0.1:65535", "http://[::1]:8000",
+        "https://engines.example/pods/a-1/~x", "http://h:8000/", "http://my_pod.ns.svc:80",
+    ],
+)  # fmt: skip
+def test_a_url_is_kept_as_it_is_given(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'{POD}url = "{url}"\ndrain = true\nmax_running = 8\n')
+    (pod,) = read_fleet_file(path).pods.values()
+    assert pod.serving == Serving(url=url, drain=True, max_running=8)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "h:1", "ftp://h:1", "http://", "http://:80", "http://h:0", "http://h:65536",
+        "http://h:99999", "http://h/?q", "http://h/#f", "http://h h", "http://-h", "http://h:1x",
+        "http://h/" + "x" * 512, "http://*:80",
+    ],
+)  # fmt: skip
+def test_what_is_no_url_is_refused(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'{POD}url = "{url}"\n')
+    with pytest.raises(
+        InvalidValueError, match=r"pods\[0\] \(a\): url = .*; give http://HOST:PORT"
+    ):
+        read_fleet_file(path)
+
+
+def test_a_password_in_a_url_is_refused_and_not_told(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'{POD}url = "http://me:hunter2@h:1"\n')
+    with pytest.raises(InvalidValueError, match="url names a user, and everyone may read") as told:
+        read_fleet_file(path)
+    assert "hunter2" not in str(told.value)
 
 
 LLAMA4 = {

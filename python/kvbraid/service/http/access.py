@@ -57,7 +57,7 @@ class Access:
         if not self.changes_allowed:
             raise RefusalError(
                 "registration_off",
-                "changes (PUT, DELETE, POST /v1/routed) are off on this address",
+                "changes (PUT, DELETE, POST /v1/routed, pick and picked) are off on this address",
             )
         if self.hosts is not None:
             self._check_name("host", host)

@@ -1,14 +1,15 @@
 """Prometheus metrics of one running service, collected when they are asked for.
 
 Nothing is counted twice: pods, messages, placements and refusals are read from the index's own
-rows. Only the latency of score calls and the answered requests are counted here.
+rows, and picks from their router. Only the latency of score calls and the answered requests are
+counted here.
 """
 
 import platform
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -80,6 +81,19 @@ class RequestCounts:
         return found
 
 
+def _counter(
+    name: str,
+    text: str,
+    labels: list[str],
+    counts: Mapping[str, int] | Mapping[tuple[str, str], int],
+) -> CounterMetricFamily:
+    """Return counts by the values of their labels; another thread may be counting."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for key, count in dict(counts).items():
+        family.add_metric([key] if isinstance(key, str) else list(key), count)
+    return family
+
+
 class Metrics(Collector):
     """Collects one service; `render` gives the text of GET /metrics.
 
@@ -109,6 +123,7 @@ class Metrics(Collector):
         yield build
         yield from self._of_ranks()
         yield from self._of_the_service()
+        yield from self._of_picks()
         yield self.requests.family()
         yield self.score_latency.family(
             "kvbraid_score_seconds", "Time from a read body to its answer."
@@ -124,8 +139,12 @@ class Metrics(Collector):
         refused = CounterMetricFamily(
             "kvbraid_refused", "Refused, by reason.", labels=[*rank, "reason"]
         )
+        running = GaugeMetricFamily(
+            "kvbraid_running", "Requests that were picked and have not ended.", labels=rank
+        )
         for row in self._service.rows():
             labels = [row.pod, str(row.dp_rank)]
+            running.add_metric(labels, row.running)
             for member in PodState:
                 state.add_metric([*labels, member.value], float(member is row.state))
             messages.add_metric(labels, row.messages)
@@ -133,7 +152,32 @@ class Metrics(Collector):
                 placed.add_metric([*labels, means], count)
             for reason, count in row.refused.items():
                 refused.add_metric([*labels, reason], count)
-        return state, messages, placed, refused
+        return state, messages, placed, refused, running
+
+    def _of_picks(self) -> Iterable[Metric]:
+        picking = self._service.picking
+        yield GaugeMetricFamily(
+            "kvbraid_bookings", "Requests in flight, on all pods.", value=picking.num_booked()
+        )
+        yield from (
+            _counter("kvbraid_picks", "Picks, by knowledge.", ["knowledge"], picking.picks),
+            _counter(
+                "kvbraid_pick_filters", "Picks that a filter changed, or would have left nobody.",
+                ["filter", "effect"], picking.filters,
+            ),
+            _counter(
+                "kvbraid_pick_reports", "Reports, by event and status.",
+                ["event", "status"], picking.reports,
+            ),
+            _counter(
+                "kvbraid_pick_bookings", "What else happened to bookings.",
+                ["what"], picking.counts(),
+            ),
+            _counter(
+                "kvbraid_pick_tokens", "Tokens of prompts whose reuse was reported.",
+                ["tokens"], picking.tokens,
+            ),
+        )  # fmt: skip
 
     def _of_the_service(self) -> Iterable[Metric]:
         strays = CounterMetricFamily(

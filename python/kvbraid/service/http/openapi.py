@@ -8,8 +8,8 @@ import msgspec
 from kvbraid import __version__
 from kvbraid.service.answers import ErrorAnswer
 from kvbraid.service.errors import ERRORS
+from kvbraid.service.http.query import OBJECTS
 from kvbraid.service.http.routes import Route
-from kvbraid.service.requests import QueryFields
 
 _JSON: Final = "application/json"
 EVERYWHERE: Final = (
@@ -21,7 +21,7 @@ EVERYWHERE: Final = (
 
 def document(routes: Sequence[Route]) -> bytes:
     """Return the document as JSON text with sorted keys."""
-    structs: set[type[msgspec.Struct]] = {ErrorAnswer, QueryFields, *_structs(routes)}
+    structs: set[type[msgspec.Struct]] = {ErrorAnswer, *_structs(routes)}
     ordered = sorted(structs, key=lambda struct: struct.__name__)
     refs, schemas = msgspec.json.schema_components(
         ordered, ref_template="#/components/schemas/{name}"
@@ -43,7 +43,8 @@ def document(routes: Sequence[Route]) -> bytes:
 
 def _structs(routes: Sequence[Route]) -> Iterable[type[msgspec.Struct]]:
     for route in routes:
-        yield from (s for s in (route.body, *route.answers.values()) if s is not None)
+        named = (route.body, route.query, *route.answers.values())
+        yield from (struct for struct in named if struct is not None)
 
 
 _Schemas = dict[str, Any]
@@ -59,10 +60,10 @@ def _operation(route: Route, ref: _Refs, schemas: _Schemas) -> dict[str, Any]:
     parameters = [_path_id()] if "{id}" in route.path else []
     if route.body is not None:
         content: dict[str, Any] = {_JSON: {"schema": ref[route.body]}}
-        if route.raw_tokens:
+        if route.query is not None:
             raw = {"type": "string", "format": "binary", "description": "Little-endian integers."}
             content["application/octet-stream"] = {"schema": raw}
-            parameters += _query_parameters(schemas[QueryFields.__name__])
+            parameters += _query_parameters(schemas[route.query.__name__])
         operation["requestBody"] = {"required": True, "content": content}
     if parameters:
         operation["parameters"] = parameters
@@ -98,7 +99,7 @@ def _query_parameters(fields: dict[str, Any]) -> list[dict[str, Any]]:
     text = "Only with application/octet-stream."
     parameters: list[dict[str, Any]] = []
     for name, schema in fields["properties"].items():
-        as_text = name in {"extra_keys", "tier_weights"}  # Objects: one JSON text in the query.
+        as_text = name in OBJECTS  # One JSON text in the query.
         form = {"content": {_JSON: {"schema": schema}}} if as_text else {"schema": schema}
         parameters.append({"name": name, "in": "query", "description": text, **form})
     return parameters

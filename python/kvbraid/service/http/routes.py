@@ -20,9 +20,17 @@ from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import CONTENT_TYPE, Metrics
-from kvbraid.service.http.query import OCTET_STREAM, parse_call
+from kvbraid.service.http.query import OCTET_STREAM, parse_call, parse_pick_call
 from kvbraid.service.registry import Service
-from kvbraid.service.requests import RoutedBody, ScoreBody, parse_routed
+from kvbraid.service.requests import (
+    PickBody,
+    PickQuery,
+    QueryFields,
+    ReportBody,
+    RoutedBody,
+    ScoreBody,
+    parse_routed,
+)
 
 
 class Context(NamedTuple):
@@ -56,6 +64,7 @@ class Answer(NamedTuple):
 
 _encode: Final = msgspec.json.Encoder().encode
 _POD: Final = msgspec.json.Decoder(PodBody)
+_REPORT: Final = msgspec.json.Decoder(ReportBody)
 
 
 def score(context: Context, call: Call) -> Answer:
@@ -71,6 +80,20 @@ def explain(context: Context, call: Call) -> Answer:
     rows = msgspec.convert(explanation, list[answers.ExplainRow], from_attributes=True)
     body = answers.ExplainAnswer(model=request.model, num_tokens=len(request.token_ids), pods=rows)
     return Answer(_encode(body))
+
+
+def pick(context: Context, call: Call) -> Answer:
+    """Choose the rank that gets a request, and book the request there."""
+    service, max_tokens = context.service, context.service.limits.tokens
+    asked = parse_pick_call(call.body, call.content_type, call.query, max_tokens=max_tokens)
+    _check_known(service, asked.request.model, ())
+    return Answer(_encode(service.picking.pick(asked, service.pods)))
+
+
+def picked(context: Context, call: Call) -> Answer:
+    """Note a picked request's first token, its end or its failure."""
+    told = decode_body(call.body, _REPORT)
+    return Answer(_encode(context.service.picking.report(told)))
 
 
 def list_pods(context: Context, call: Call) -> Answer:
@@ -190,6 +213,7 @@ class Route:
     The event loop's own thread may run `at_once`, which answers without waiting or not at all. If
     it does not answer, `handler` answers on a thread.
 
+    `query` has what the query says of a body of raw token ids, if the route takes one.
     `changes` says that not everyone may call the route. `answers` maps each status of success to
     its body; `errors` lists the codes of its refusals, besides those of every route.
     """
@@ -199,7 +223,7 @@ class Route:
     handler: Callable[[Context, Call], Answer]
     at_once: Callable[[Context, Call], Answer | None]
     body: type[msgspec.Struct] | None = None
-    raw_tokens: bool = False
+    query: type[msgspec.Struct] | None = None
     changes: bool = False
     answers: Mapping[int, type[msgspec.Struct] | None]
     errors: tuple[str, ...] = ()
@@ -219,16 +243,29 @@ _CHANGE_ERRORS: Final = ("unauthorized", "registration_off", "foreign_host")
 ROUTES: Final = (
     Route(
         method="POST", path="/v1/score", handler=score, at_once=score_at_once,
-        body=ScoreBody, raw_tokens=True, answers={200: answers.ScoreAnswer}, errors=_READ_ERRORS,
+        body=ScoreBody, query=QueryFields, answers={200: answers.ScoreAnswer},
+        errors=_READ_ERRORS,
     ),
     Route(
         method="POST", path="/v1/explain", handler=explain, at_once=never_at_once,
-        body=ScoreBody, raw_tokens=True, answers={200: answers.ExplainAnswer}, errors=_READ_ERRORS,
+        body=ScoreBody, query=QueryFields, answers={200: answers.ExplainAnswer},
+        errors=_READ_ERRORS,
     ),
     Route(
         method="POST", path="/v1/routed", handler=routed, at_once=never_at_once,
         body=RoutedBody, changes=True, answers={200: answers.PodChange},
         errors=(*_CHANGE_ERRORS, *_READ_ERRORS),
+    ),
+    Route(
+        method="POST", path="/v1/pick", handler=pick, at_once=never_at_once,
+        body=PickBody, query=PickQuery, changes=True, answers={200: answers.PickAnswer},
+        errors=(*_CHANGE_ERRORS, "malformed_body", "invalid_value", "unknown_model",
+                "body_too_large", "too_many_tokens", "too_large", "no_pod"),
+    ),
+    Route(
+        method="POST", path="/v1/picked", handler=picked, at_once=never_at_once,
+        body=ReportBody, changes=True, answers={200: answers.PickedAnswer},
+        errors=(*_CHANGE_ERRORS, "malformed_body", "invalid_value", "body_too_large"),
     ),
     Route(
         method="GET", path="/v1/pods", handler=list_pods, at_once=never_at_once,

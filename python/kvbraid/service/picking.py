@@ -1,0 +1,282 @@
+"""Choosing a rank for each request: the router between requests of HTTP and the index.
+
+Invariant: a request is booked before its answer is made, so before anything is awaited. This is
+where the router gets its time from; the clock is passed in. Names of pods and requests come from
+outside, and nothing is kept by them longer than a booking is.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import nsmallest
+from math import isfinite
+from threading import Lock
+from typing import Final, cast
+from uuid import uuid4
+
+from kvbraid.fleet import FleetIndex
+from kvbraid.ids import PodId
+from kvbraid.policy import Decision, Router, Standing, Terms
+from kvbraid.policy.bookings import Booking
+from kvbraid.service.answers import (
+    CostTerms,
+    Fallback,
+    PickAnswer,
+    PickCandidate,
+    PickedAnswer,
+)
+from kvbraid.service.config import PodConfig, Serving
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.ports import Index
+from kvbraid.service.requests import PickEvent, PickRequest, RankBody, ReportBody
+from kvbraid.service.routing import Routing
+
+MOST_FALLBACKS: Final = 3
+"""How many ranks an answer names besides the chosen one."""
+
+UNKNOWN_CANDIDATE: Final = "unknown"
+"""The reason for which a candidate is left out that is no pod of the model."""
+
+_Pods = Mapping[PodId, PodConfig]
+
+
+class Candidates:
+    """The ranks that a data plane hands over: pods with all their ranks, and single ranks."""
+
+    def __init__(self, given: Collection[str | RankBody]) -> None:
+        self._given = given
+        self._pods = {each for each in given if isinstance(each, str)}
+        self._ranks = {(r.pod, r.dp_rank) for r in given if isinstance(r, RankBody)}
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, tuple) and (rank[0] in self._pods or rank in self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def strangers(self, model: str, pods: _Pods) -> int:
+        """Return how many of them are of no registered pod of the model."""
+        named = (PodId(each if isinstance(each, str) else each.pod) for each in self._given)
+        return sum(pod not in pods or pods[pod].model != model for pod in named)
+
+
+class Picking:
+    """A router with its clock, and what is counted of it. Thread-safe.
+
+    Attributes:
+        picks: By what they were made from: `events` or `promises`.
+        filters: By a filter's name and whether it has `left_out` ranks or was `lifted`: picks.
+        reports: By event and status: `noted`, `unknown` or `refused`.
+        tokens: Sums over the prompts whose `delivered` tokens were reported: `prompt`, `lower`,
+            `upper`, `resumable`.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        routing: Routing | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        routing = routing or Routing()
+        self._router = Router(
+            cast("FleetIndex", index),  # The router asks for nothing that `Index` does not have.
+            routing.make_policy(),
+            seconds=routing.seconds,
+            options=routing.options,
+        )
+        self._clock = clock
+        self._lock = Lock()
+        self.picks = Counter(events=0, promises=0)
+        self.filters: Counter[tuple[str, str]] = Counter()
+        self.reports: Counter[tuple[str, str]] = Counter()
+        self.tokens = Counter(prompt=0, lower=0, upper=0, resumable=0, delivered=0)
+
+    # ---- pods ------------------------------------------------------------------------------
+
+    def stand(self, pod: PodId, serving: Serving) -> None:
+        """Note how a pod takes requests, from the next pick on."""
+        standing = Standing(drains=serving.drain, max_running=serving.max_running)
+        if standing == Standing():
+            self._router.forget(pod)
+        else:
+            self._router.set_standing(pod, standing)
+
+    def forget(self, pod: PodId) -> None:
+        """Forget how a pod takes requests. Its bookings stay until their requests end."""
+        self._router.forget(pod)
+
+    # ---- requests --------------------------------------------------------------------------
+
+    def pick(self, asked: PickRequest, pods: _Pods) -> PickAnswer:
+        """Choose a rank and book the request there.
+
+        Raises:
+            UnknownError: No pod serves the model.
+            NoRankError: No rank may be sent the request.
+            InvalidValueError: The index cannot score the request.
+        """
+        fields, model = asked.fields, asked.request.model
+        given = None if fields.candidates is None else Candidates(fields.candidates)
+        strangers = given.strangers(model, pods) if given is not None else 0
+        decision = self._router.pick(
+            fields.request_id or uuid4().hex,
+            asked.request,
+            now=self._clock(),
+            candidates=given,
+            session=fields.session,
+            priority=fields.priority or 0,
+        )
+        left_out = {UNKNOWN_CANDIDATE: strangers} if strangers else {}
+        left_out |= decision.left_out
+        self._count(decision, left_out)
+        return _answer(decision, left_out, pods, explain=fields.explain or False)
+
+    def report(self, told: ReportBody) -> PickedAnswer:
+        """Note what has become of a pick; one that has no booking is counted and said so.
+
+        Raises:
+            RefusalError: `invalid_value`: `cached_tokens` that no such report can have.
+        """
+        booking = self._router.booking(told.pick)
+        wrong = _what_is_wrong(told, booking)
+        if wrong:
+            self._note(told.event, "refused")
+            raise RefusalError("invalid_value", wrong)
+        is_known = _REPORTS[told.event](self._router, told.pick, now=self._clock())
+        self._note(told.event, "noted" if is_known else "unknown")
+        if is_known and booking is not None and told.cached_tokens is not None:
+            self._deliver(booking, told.cached_tokens)
+        return PickedAnswer(pick=told.pick, status="noted" if is_known else "unknown")
+
+    # ---- what an operator sees -------------------------------------------------------------
+
+    def release(self) -> None:
+        """Release what nobody has reported in time, so that what is shown is not older."""
+        self._router.release(now=self._clock())
+
+    def running(self, pod: PodId, dp_rank: int) -> int:
+        """Return how many requests are in flight at a rank."""
+        return self._router.running((pod, dp_rank))
+
+    def num_booked(self) -> int:
+        """Return how many requests are in flight."""
+        return self._router.num_booked()
+
+    def counts(self) -> dict[str, int]:
+        """Return what the router has counted besides picks and reports."""
+        counted = self._router.counts()
+        return {kind: counted.get(kind, 0) for kind in _COUNTED}
+
+    def _count(self, decision: Decision, left_out: Mapping[str, int]) -> None:
+        with self._lock:
+            self.picks[decision.knowledge] += 1
+            self.filters.update((name, "left_out") for name in left_out)
+            self.filters.update((name, "lifted") for name in decision.lifted)
+
+    def _note(self, event: str, status: str) -> None:
+        with self._lock:
+            self.reports[event, status] += 1
+
+    def _deliver(self, booking: Booking, tokens: int) -> None:
+        with self._lock:
+            self.tokens.update(
+                prompt=booking.tokens,
+                lower=booking.lower,
+                upper=booking.upper,
+                resumable=booking.tokens - booking.computes,
+                delivered=tokens,
+            )
+
+
+_REPORTS: Final[Mapping[PickEvent, Callable[..., bool]]] = {
+    "first_token": Router.first_token,
+    "end": Router.end,
+    "failed": Router.fail,
+}
+_COUNTED: Final = ("asked_again", "released_by_time", "bookings_over_limit", "removed_meanwhile")
+
+
+def _what_is_wrong(told: ReportBody, booking: Booking | None) -> str:
+    if told.cached_tokens is None:
+        return ""
+    if told.event != "end":
+        return f"cached_tokens with event {told.event}; expected it with event end alone"
+    if booking is not None and told.cached_tokens > booking.tokens:
+        return f"cached_tokens is {told.cached_tokens} of a prompt of {booking.tokens} tokens"
+    return ""
+
+
+def _answer(
+    decision: Decision, left_out: Mapping[str, int], pods: _Pods, *, explain: bool
+) -> PickAnswer:
+    view, place = decision.view, decision.place
+    pod, dp_rank = decision.rank
+    terms = decision.chosen_terms()
+    return PickAnswer(
+        pick=decision.name,
+        model=view.request.model,
+        num_tokens=len(view.request.token_ids),
+        pod=pod,
+        dp_rank=dp_rank,
+        url=_url(pod, pods),
+        state=decision.state,
+        lower=decision.lower,
+        upper=decision.upper,
+        resumable=decision.resumable,
+        present=view.present[place],
+        cost=_finite(decision.cost),
+        terms=_terms(terms) if terms is not None else None,
+        policy=decision.policy.name,
+        knowledge=decision.knowledge,
+        seconds="given" if decision.seconds_given else "default",
+        lifted=list(decision.lifted),
+        left_out=dict(left_out),
+        fallbacks=_fallbacks(decision, pods),
+        candidates=_candidates(decision) if explain else None,
+    )
+
+
+def _fallbacks(decision: Decision, pods: _Pods) -> list[Fallback]:
+    """The next best ranks, none twice; a data plane may try them if the chosen one fails."""
+    ranks, costs = decision.view.ranks, decision.costs
+    best = nsmallest(MOST_FALLBACKS + 1, range(len(ranks)), key=costs.__getitem__)
+    others = [place for place in best if place != decision.place]
+    return [
+        Fallback(pod=pod, dp_rank=dp_rank, url=_url(pod, pods), cost=_finite(costs[place]))
+        for place in others[:MOST_FALLBACKS]
+        for pod, dp_rank in [ranks[place]]
+    ]
+
+
+def _candidates(decision: Decision) -> list[PickCandidate]:
+    view = decision.view
+    terms: Sequence[CostTerms | None] = list(map(_terms, decision.terms()))
+    terms = terms or [None] * len(view)
+    return [
+        PickCandidate(
+            pod=pod,
+            dp_rank=dp_rank,
+            resumable=view.resumable[place],
+            present=view.present[place],
+            running=view.running[place],
+            waiting=view.waiting[place],
+            cost=_finite(decision.costs[place]),
+            terms=terms[place],
+        )
+        for place, (pod, dp_rank) in enumerate(view.ranks)
+    ]
+
+
+def _terms(terms: Terms) -> CostTerms:
+    return CostTerms(**terms._asdict())
+
+
+def _url(pod: PodId, pods: _Pods) -> str | None:
+    config = pods.get(pod)  # None if the pod was removed meanwhile.
+    return config.serving.url if config is not None else None
+
+
+def _finite(cost: float) -> float | None:
+    """JSON has no infinity, which is what a candidate costs that the policy leaves out."""
+    return cost if isfinite(cost) else None

@@ -1,0 +1,115 @@
+"""The `[router]` table of fleet.toml: the policy, its coefficients, and how long bookings count.
+
+Every value is checked when the file is read, so a router that is made from a table never refuses
+it. A coefficient that the chosen policy would not look at is refused, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from kvbraid.errors import InvalidValueError, one_line
+from kvbraid.policy import BASELINES, CostOptions, CostRule, RouterOptions, RoutingPolicy, Seconds
+from kvbraid.reading import check, one_of
+from kvbraid.service.decoding import describe
+
+POLICIES: Final = (CostRule.name, *BASELINES)
+"""What `policy` may be: our own rule, or the published rule of another router."""
+
+_COSTS: Final = CostOptions()
+_OPTIONS: Final = RouterOptions()
+_SECONDS: Final = Seconds()
+_Above0 = Annotated[float, Meta(gt=0)]
+_AtLeast0 = Annotated[float, Meta(ge=0)]
+
+
+class RouterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How `/v1/pick` chooses. Times are in seconds; `seconds` has a table for each model."""
+
+    policy: str = CostRule.name
+    potential: float = _COSTS.potential
+    displacement: float = _COSTS.displacement
+    queue: float = _COSTS.queue
+    slack: float = _COSTS.slack
+    in_flight: bool = _OPTIONS.in_flight
+    first_tokens: bool = _OPTIONS.first_tokens
+    grace_s: _AtLeast0 = _OPTIONS.grace_s
+    remember_s: _AtLeast0 = _OPTIONS.remember_s
+    hold_s: _Above0 = _OPTIONS.hold_s
+    stuck_s: _Above0 = _OPTIONS.stuck_s
+    most_bookings: Annotated[int, Meta(ge=1, le=1 << 24)] = _OPTIONS.most_bookings
+    seconds: dict[str, dict[str, Any]] = {}
+
+
+class SecondsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a prompt of one model costs a pod: the fields of `policy.Seconds`."""
+
+    fixed: float = _SECONDS.fixed
+    per_token: float = _SECONDS.per_token
+    per_pair: float = _SECONDS.per_pair
+    per_loaded_token: float = _SECONDS.per_loaded_token
+    per_decoded_token: float = _SECONDS.per_decoded_token
+    step_tokens: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = _SECONDS.step_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """A table whose values have been checked."""
+
+    policy: str = CostRule.name
+    costs: CostOptions = field(default_factory=CostOptions)
+    options: RouterOptions = field(default_factory=RouterOptions)
+    seconds: Mapping[str, Seconds] = field(default_factory=dict)
+
+    def make_policy(self) -> RoutingPolicy:
+        """Return the policy that the table names; some count, so each router has its own."""
+        return CostRule(self.costs) if self.policy == CostRule.name else BASELINES[self.policy]()
+
+
+def read_routing(table: RouterTable) -> Routing:
+    """Check a table's values.
+
+    Raises:
+        InvalidValueError: One line with the key, the value and what was expected.
+    """
+    try:
+        return _checked(table)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"router.{error}") from None
+
+
+def _checked(table: RouterTable) -> Routing:
+    check("policy", table.policy, one_of(POLICIES))
+    given = msgspec.structs.asdict(table)
+    costs = CostOptions(**{name: given[name] for name in _names(CostOptions)})
+    if table.policy != CostRule.name and costs != _COSTS:
+        unused = next(n for n in _names(CostOptions) if given[n] != getattr(_COSTS, n))
+        raise InvalidValueError(
+            f"{unused} is {given[unused]!r}, which policy {table.policy} does not look at; "
+            f"remove it, or use policy {CostRule.name}"
+        )
+    options = {name: given[name] for name in _names(RouterOptions) if name in given}
+    return Routing(
+        policy=table.policy,
+        costs=costs,
+        options=RouterOptions(**options),
+        seconds={model: _seconds(model, given) for model, given in table.seconds.items()},
+    )
+
+
+def _names(options: type[CostOptions | RouterOptions]) -> list[str]:
+    return [each.name for each in fields(options)]
+
+
+def _seconds(model: str, given: dict[str, Any]) -> Seconds:
+    where = f"seconds.{one_line(model)}"
+    try:
+        table = msgspec.convert(given, SecondsTable)
+        return Seconds(**msgspec.structs.asdict(table))
+    except msgspec.ValidationError as error:
+        raise InvalidValueError(f"{where}: {describe(error, SecondsTable)}") from None
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{where}: {error}") from None
