@@ -22,7 +22,7 @@ from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.service.feeds.tail import source_of, sources_of, tail
 from kvbraid.service.http.client import Client, read_request
 
-from tests.service.serving import Server, running
+from tests.service.serving import Server, running, serving
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,52 @@ def test_explain_draws_and_pods_lists(url: str, tokens: str) -> None:
     assert json.loads(run("pods", "--url", url, "--json"))["pods"][0]["last_seq"] == 7
 
 
+def running_requests(url: str) -> int:
+    return int(json.loads(run("pods", "--url", url, "--json"))["pods"][0]["running"])
+
+
+def test_pick_prints_a_table_of_terms_or_the_answer_and_books_nothing(
+    url: str, tokens: str
+) -> None:
+    asked = ("pick", tokens, "--model", "m", "--url", url, "--session", "s", "--priority", "-1")
+    table = run(*asked)
+    assert table.startswith("m: 3 tokens to pod-0 rank 0\n")
+    assert "prefill" in table
+    answer = json.loads(run(*asked, "--pod", "pod-0", "--pod", "x", "--json"))
+    assert (answer["pod"], answer["left_out"]) == ("pod-0", {"unknown": 1})
+    assert [row["pod"] for row in answer["candidates"]] == ["pod-0"]
+    assert running_requests(url) == 0
+
+
+def test_a_pick_is_asked_about_as_the_api_takes_it(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    body = {
+        "model": "m", "token_ids": [1, 2], "request_id": "r", "priority": 3, "explain": False,
+        "candidates": ["x", {"pod": "pod-0", "dp_rank": 0}],
+        "extra_keys": [{"identifier": "i", "offset": 1, "length": 1}],
+    }  # fmt: skip
+    path.write_text(json.dumps(body))
+    answer = json.loads(run("pick", str(path), "--url", url, "--json"))
+    assert (answer["pick"], answer["num_tokens"], answer["left_out"]) == ("r", 2, {"unknown": 1})
+    assert answer["candidates"]
+
+
+def test_a_pick_that_nobody_may_get_is_one_line_with_the_reason(url: str, tokens: str) -> None:
+    line = failing("pick", tokens, "--model", "m", "--pod", "x", "--url", url)
+    assert line.startswith("kvbraid: no_pod: none of the 1 candidates serves 'm'; ")
+
+
+def test_a_pick_shows_the_token_of_the_server(tokens: str) -> None:
+    with serving("--token", "sécret") as (_, url):
+        asked = ("pick", tokens, "--model", "m", "--url", url)
+        assert failing(*asked).startswith("kvbraid: unauthorized: ")
+        assert failing(*asked, "--token", "sécret").startswith("kvbraid: unknown_model: ")
+        assert failing(*asked, KVBRAID_TOKEN="sécret").startswith("kvbraid: unknown_model: ")
+        for wrong in ("", "a\nb"):
+            line = failing(*asked, "--token", wrong)
+            assert line.startswith("kvbraid: the token is empty, or no header can carry it; ")
+
+
 def failing(
     *arguments: str | bytes,
     output: int = subprocess.PIPE,
@@ -98,6 +144,8 @@ NOT_UTF8 = b"\xff"
         ["explain", "-", "--model", "m", "--lora", NOT_UTF8],
         ["score", "-", "--model", "m", "--pod", NOT_UTF8],
         ["pods", "--url", b"http://" + NOT_UTF8],
+        ["pick", "-", "--session", NOT_UTF8],
+        ["pick", "-", "--token", NOT_UTF8],
         ["serve", "--token", NOT_UTF8],
         ["serve", "--host", NOT_UTF8],
         ["serve", "--allow-host", NOT_UTF8],

@@ -82,29 +82,36 @@ _url = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON line.")
 
 
-def _request(command: Command) -> Command:
+_PROMPT: Final = (
+    click.argument("tokens", default="-"),
+    click.option(
+        "--model", type=TEXT,
+        help="Model that the pods serve; needed unless TOKENS is a whole request.",
+    ),
+    click.option("--lora", type=TEXT, help="LoRA adapter of the request."),
+    click.option("--cache-salt", type=TEXT, help="Cache salt of the request."),
+    click.option(
+        "--pod", "pods", type=TEXT, multiple=True, help="Ask only this pod; may be repeated."
+    ),
+    click.option(
+        "--raw", is_flag=True, help="Read TOKENS as raw uint32, even if it looks like text."
+    ),
+)  # fmt: skip
+_TIERS: Final = click.option(
+    "--tier", "tiers", multiple=True, type=click.Choice(["gpu", "cpu", "storage"]),
+    help="Count only this tier; may be repeated.",
+)  # fmt: skip
+
+
+def _request(*more: Command) -> Callable[[Command], Command]:
     """Add the options that make a request."""
-    for option in (
-        click.argument("tokens", default="-"),
-        click.option(
-            "--model", type=TEXT,
-            help="Model that the pods serve; needed unless TOKENS is a whole request.",
-        ),
-        click.option("--lora", type=TEXT, help="LoRA adapter of the request."),
-        click.option("--cache-salt", type=TEXT, help="Cache salt of the request."),
-        click.option(
-            "--pod", "pods", type=TEXT, multiple=True, help="Ask only this pod; may be repeated."
-        ),
-        click.option(
-            "--raw", is_flag=True, help="Read TOKENS as raw uint32, even if it looks like text."
-        ),
-        click.option(
-            "--tier", "tiers", multiple=True, type=click.Choice(["gpu", "cpu", "storage"]),
-            help="Count only this tier; may be repeated.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+
+    def add(command: Command) -> Command:
+        for option in (*_PROMPT, *more):
+            command = option(command)
+        return command
+
+    return add
 
 
 @cli.command()
@@ -115,7 +122,7 @@ def _request(command: Command) -> Command:
 )
 @click.option(
     "--token", type=TEXT, cls=_Secret, envvar="KVBRAID_TOKEN",
-    help="Bearer token that changes (PUT, DELETE, POST /v1/routed) need.",
+    help="Bearer token that changes (PUT, DELETE, POST /v1/routed, pick and picked) need.",
 )  # fmt: skip
 @click.option(
     "--allow-registration", is_flag=True, default=None,
@@ -143,7 +150,7 @@ def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | Non
 
 
 @cli.command()
-@_request
+@_request(_TIERS)
 @click.option(
     "--strategy", type=click.Choice(["exact", "weighted_blocks"]),
     help="How `score` is computed.  [default: exact]",
@@ -172,7 +179,7 @@ def score(
 
 
 @cli.command()
-@_request
+@_request(_TIERS)
 @_json
 @_url
 def explain(
@@ -193,6 +200,48 @@ def explain(
     with Client(url) as client:
         answer = client.explain(*read_request(tokens, query, raw=raw))
     _print(answer, to_json if as_json else None, show_explanation)
+
+
+@cli.command()
+@_request(
+    click.option("--session", type=TEXT, help="Session of the request."),
+    click.option(
+        "--priority",
+        type=int,
+        help="As in vLLM: requests of a larger number do not delay it.  [default: 0]",
+    ),
+)
+@click.option(
+    "--token", type=TEXT, cls=_Secret, envvar="KVBRAID_TOKEN", help="Bearer token of the server."
+)
+@_json
+@_url
+def pick(
+    tokens: str,
+    url: str,
+    *,
+    token: str | None,
+    as_json: bool,
+    raw: bool,
+    pods: tuple[str, ...],
+    **query: Any,  # noqa: ANN401
+) -> None:
+    """Show which rank would get TOKENS, and what each of them would cost.
+
+    A pick books the request. This one is reported as failed at once, so nothing stays booked.
+    TOKENS is what `kvbraid score` takes, or the body of POST /v1/pick.
+    """
+    from kvbraid.report.answers import show_pick
+    from kvbraid.service.http.client import Client, in_query, read_request, to_json
+    from kvbraid.service.requests import PickBody
+
+    query |= {"candidates": in_query("candidates", list(pods) or None)}
+    query |= {"priority": in_query("priority", query["priority"]), "explain": "true"}
+    request = read_request(tokens, query, raw=raw, kind=PickBody)
+    with Client(url, token=token) as client:
+        answer = client.pick(*request)
+        client.picked(answer.pick, "failed")
+    _print(answer, to_json if as_json else None, show_pick)
 
 
 @cli.command()

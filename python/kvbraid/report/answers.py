@@ -14,12 +14,14 @@ from kvbraid.errors import counted, printable
 from kvbraid.fleet.answer import Limiting
 from kvbraid.ids import PodState
 from kvbraid.report.events import group_name
-from kvbraid.report.tables import Column, Listing, print_lines, print_listing
+from kvbraid.report.tables import Column, Listing, Row, print_lines, print_listing
 from kvbraid.service.answers import (
     Coverage,
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
+    PickAnswer,
+    PickCandidate,
     PodRow,
     PodsAnswer,
     ScoreAnswer,
@@ -77,6 +79,71 @@ def show_scores(console: Console, answer: ScoreAnswer) -> None:
     print_listing(console, Listing(columns=_SCORE_COLUMNS, rows=rows, title=title))
 
 
+_TERMS: Final[Mapping[str, str]] = {
+    "wait": "wait",
+    "prefill": "prefill",
+    "loading": "load",
+    "decoding": "decode",
+    "potential": "potential",
+    "displacement": "displace",
+    "queue": "queue",
+}
+"""The terms of a cost, and what their columns are called."""
+
+
+def show_pick(console: Console, answer: PickAnswer) -> None:
+    """Print what each candidate would cost, the chosen one first; terms are in milliseconds.
+
+    Terms that are 0 for all candidates have no column.
+    """
+    chosen = (answer.pod, answer.dp_rank)
+    candidates = sorted(
+        answer.candidates or (),
+        key=lambda row: ((row.pod, row.dp_rank) != chosen, row.cost is None, row.cost),
+    )
+    terms = [name for name in _TERMS if any(_term(row, name) for row in candidates)]
+    columns = (
+        Column("pod", is_left=True),
+        *map(Column, ("rank", "reuse", *(_TERMS[name] for name in terms), "cost")),
+    )
+    rows: list[Row] = [
+        (
+            _text(row.pod),
+            str(row.dp_rank),
+            str(row.resumable),
+            *(f"{1000 * _term(row, name) + 0.0:.1f}" for name in terms),
+            _cost(row),
+        )
+        for row in candidates
+    ]
+    where = f"{answer.pod} rank {answer.dp_rank}" + (f" at {answer.url}" if answer.url else "")
+    title = printable(f"{answer.model}: {counted(answer.num_tokens, 'token')} to {where}")
+    print_listing(console, Listing(columns=columns, rows=rows, title=title))
+    print_lines(console, map(printable, _grounds(answer)))
+
+
+def _grounds(answer: PickAnswer) -> Iterator[str]:
+    """What the decision was made from, and who was not asked."""
+    reuse = f"{_bounds(answer.lower, answer.upper)} tokens are there now"
+    yield f"{reuse}, {answer.resumable} when the request gets there, known from {answer.knowledge}"
+    unit = f", in ms, with {answer.seconds} coefficients" if answer.terms else ""
+    yield f"cost by policy {answer.policy}{unit}"
+    for name, count in answer.left_out.items():
+        yield f"left out: {count} {name}"
+    for name in answer.lifted:
+        yield f"not left out although {name}: nobody else is there"
+
+
+def _term(row: PickCandidate, name: str) -> float:
+    return 0.0 if row.terms is None else float(getattr(row.terms, name))
+
+
+def _cost(row: PickCandidate) -> str:
+    if row.cost is None:
+        return "never"
+    return f"{row.cost:g}" if row.terms is None else f"{1000 * row.cost:.1f}"
+
+
 def show_pods(console: Console, answer: PodsAnswer) -> None:
     """Print one line per pod and rank."""
     rows = [
@@ -98,6 +165,8 @@ def show_pods(console: Console, answer: PodsAnswer) -> None:
 
 def _reasons(row: PodRow) -> Iterator[str]:
     """Why the pod's state is what it is, and what to do about it."""
+    if row.drain:
+        yield "draining"
     if row.reason:
         yield row.reason
     if row.remedy:

@@ -13,19 +13,24 @@ from kvbraid.events.model import (
 )
 from kvbraid.fleet.answer import Limiting, PodScore
 from kvbraid.ids import GroupId, PodId, PodState
-from kvbraid.report.answers import show_explanation, show_pods, show_scores
+from kvbraid.report.answers import show_explanation, show_pick, show_pods, show_scores
 from kvbraid.report.events import event_lines
 from kvbraid.service.answers import (
+    CostTerms,
     Coverage,
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
+    PickAnswer,
+    PickCandidate,
     PodRow,
     PodsAnswer,
     ScoreAnswer,
 )
 from kvbraid.spec import SpecKind
 from rich.console import Console
+
+from tests.unit.report.terminal import shown_at
 
 
 def group(index: int, kind: SpecKind, held: str, accepted: list[int] | None) -> ExplainGroup:
@@ -191,3 +196,57 @@ def test_an_explanation_carries_the_cells_that_any_screen_draws() -> None:
 def test_nothing_reusable_is_before_the_first_cell() -> None:
     row = msgspec.structs.replace(explained(16).pods[0], lower=0, upper=0)
     assert row.strips(16, most_cells=1)[1:] == ([], -1, -1)
+
+
+def candidate(pod: str, wait: float, potential: float = 0.0) -> PickCandidate:
+    terms = CostTerms(
+        wait=wait, prefill=0.0123, loading=0.0, decoding=0.0, potential=potential,
+        displacement=0.0, queue=0.0,
+    )  # fmt: skip
+    cost = wait + terms.prefill + potential
+    return PickCandidate(
+        pod=pod, dp_rank=0, resumable=64, present=64, running=1, waiting=1, cost=cost, terms=terms
+    )
+
+
+def picked(*candidates: PickCandidate, chosen: int = 0) -> PickAnswer:
+    best = candidates[chosen]
+    return PickAnswer(
+        pick="r", model="m", num_tokens=80, pod=best.pod, dp_rank=0, url="http://a:8000",
+        state=PodState.EXACT, lower=0, upper=48, resumable=64, present=64, cost=best.cost,
+        terms=best.terms, policy="cost" if best.terms else "dynamo", knowledge="events",
+        seconds="default", lifted=["full"], left_out={"draining": 1}, fallbacks=[],
+        candidates=list(candidates),
+    )  # fmt: skip
+
+
+def test_a_pick_is_a_table_of_terms_with_the_chosen_one_first() -> None:
+    answer = picked(candidate("b", 0.0), candidate("a", 1.5, -0.002), chosen=1)
+    assert shown_at(80, lambda console: show_pick(console, answer)).splitlines() == [
+        "m: 80 tokens to a rank 0 at http://a:8000",
+        "pod  rank  reuse    wait  prefill  potential    cost",
+        "────────────────────────────────────────────────────",
+        "a       0     64  1500.0     12.3       -2.0  1510.3",
+        "b       0     64     0.0     12.3        0.0    12.3",
+        "0 to 48 tokens are there now, 64 when the request gets there, known from events",
+        "cost by policy cost, in ms, with default coefficients",
+        "left out: 1 draining",
+        "not left out although full: nobody else is there",
+    ]
+
+
+def test_a_pick_of_a_policy_without_terms_has_costs_alone() -> None:
+    rows = [
+        PickCandidate(
+            pod=pod, dp_rank=0, resumable=0, present=0, running=0, waiting=0, cost=cost, terms=None
+        )
+        for pod, cost in (("never", None), ("a", 2.5))
+    ]
+    shown = shown_at(80, lambda console: show_pick(console, picked(*rows, chosen=1)))
+    assert [line.split() for line in shown.splitlines()[1:5:1]] == [
+        ["pod", "rank", "reuse", "cost"],
+        ["─" * 25],
+        ["a", "0", "0", "2.5"],
+        ["never", "0", "0", "never"],
+    ]
+    assert "cost by policy dynamo\n" in shown

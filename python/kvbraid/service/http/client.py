@@ -13,11 +13,18 @@ import httpx
 import msgspec
 
 from kvbraid.errors import InvalidValueError, ServiceError
-from kvbraid.service.answers import ErrorAnswer, ExplainAnswer, PodsAnswer, ScoreAnswer
+from kvbraid.service.answers import (
+    ErrorAnswer,
+    ExplainAnswer,
+    PickAnswer,
+    PickedAnswer,
+    PodsAnswer,
+    ScoreAnswer,
+)
 from kvbraid.service.closing import Closing
 from kvbraid.service.decoding import describe
-from kvbraid.service.http.query import OCTET_STREAM
-from kvbraid.service.requests import ScoreBody
+from kvbraid.service.http.query import OBJECTS, OCTET_STREAM
+from kvbraid.service.requests import PickBody, PickEvent, ReportBody, ScoreBody
 
 _TOKEN_BYTES: Final = 4
 _NEVER_IN_TEXT: Final = bytes(set(range(32)) - set(b"\t\n\v\f\r"))
@@ -43,12 +50,20 @@ class Client(Closing):
 
     Args:
         url: Base URL of the server.
+        token: What changes need, if the server has a token.
         timeout_s: Seconds that one call may take.
+
+    Raises:
+        InvalidValueError: No header can carry such a token.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 30.0) -> None:
+        if token is not None and not (token and token.isprintable()):
+            msg = "the token is empty, or no header can carry it; give the one of the server"
+            raise InvalidValueError(msg)
+        headers = {} if token is None else {b"authorization": b"Bearer " + token.encode()}
         self._url = url
-        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, headers=headers)
 
     def close(self) -> None:
         """Close the connections."""
@@ -65,6 +80,15 @@ class Client(Closing):
     def explain(self, tokens: TokenBytes, query: UrlQuery) -> ExplainAnswer:
         """Ask for the reasons of each pod's answer."""
         return self._read(self._post("/v1/explain", tokens, query), ExplainAnswer)
+
+    def pick(self, tokens: TokenBytes, query: UrlQuery) -> PickAnswer:
+        """Ask which rank is to get these token ids; this books the request there."""
+        return self._read(self._post("/v1/pick", tokens, query), PickAnswer)
+
+    def picked(self, pick: str, event: PickEvent) -> PickedAnswer:
+        """Report what has become of a pick."""
+        body = msgspec.json.encode(ReportBody(pick=pick, event=event))
+        return self._read(self._call("POST", "/v1/picked", content=body), PickedAnswer)
 
     def pods(self) -> PodsAnswer:
         """Ask for every registered pod and rank."""
@@ -107,9 +131,13 @@ class Client(Closing):
 
 
 def read_request(
-    source: str, query: UrlQuery, *, raw: bool = False
+    source: str,
+    query: UrlQuery,
+    *,
+    raw: bool = False,
+    kind: type[ScoreBody | PickBody] = ScoreBody,
 ) -> tuple[TokenBytes, UrlQuery]:
-    """Read a request from a file, or from stdin for `-`: token ids, or the body of POST /v1/score.
+    """Read a request from a file, or from stdin for `-`: token ids, or the body of its route.
 
     Token ids are a JSON list of integers below 2**64, or raw little-endian uint32. Where both
     `query` and a body have a field, `query` decides. Text is JSON or refused, unless the input is
@@ -122,18 +150,8 @@ def read_request(
     fields: dict[str, str | Sequence[str] | None] = {}
     is_text = not raw and _is_text(data)
     if is_text and data.lstrip()[:1] == b"{":
-        body = _body(source, data)
-        fields = {
-            "model": body.model,
-            "lora": body.lora,
-            "cache_salt": body.cache_salt,
-            "extra_key": body.extra_key,
-            "extra_keys": _text(body.extra_keys),
-            "pods": body.pods,
-            "tiers": None if body.tiers is None else [tier.value for tier in body.tiers],
-            "strategy": body.strategy,
-            "tier_weights": _text(body.tier_weights),
-        }
+        body = _body(source, data, kind)
+        fields = {name: in_query(name, value) for name, value in _fields(body).items()}
         tokens = _as_bytes(source, body.token_ids)
     else:
         tokens = _listed(source, data) if is_text else _raw(source, data)
@@ -152,20 +170,29 @@ def _read(source: str) -> bytes:
         raise InvalidValueError(msg) from None
 
 
-def _body(source: str, data: bytes) -> ScoreBody:
+def _body(source: str, data: bytes, kind: type[ScoreBody | PickBody]) -> ScoreBody | PickBody:
     try:
-        return msgspec.json.decode(data, type=ScoreBody)
+        return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        msg = f"{source}: not the body of a request ({describe(error, ScoreBody)})"
+        msg = f"{source}: not the body of a request ({describe(error, kind)})"
         raise InvalidValueError(msg) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"{source}: not the body of a request ({error}); see POST /v1/score"
+        msg = f"{source}: not the body of a request ({error}); docs/api.md has its fields"
         raise InvalidValueError(msg) from None
 
 
-def _text(field: object) -> str | None:
-    """An object or a list of them as the query has it: one JSON text."""
-    return None if field is None else msgspec.json.encode(field).decode()
+def _fields(body: msgspec.Struct) -> dict[str, object]:
+    given = msgspec.structs.asdict(body)
+    return {name: given[name] for name in given if name != "token_ids"}
+
+
+def in_query(name: str, value: object) -> str | list[str] | None:
+    """A field of a body as the query has it: an object or a list of them is one JSON text."""
+    if value is None or isinstance(value, str):
+        return value
+    if name in OBJECTS or not isinstance(value, list):
+        return msgspec.json.encode(value).decode()
+    return [str(each) for each in msgspec.to_builtins(value)]
 
 
 def _is_text(data: bytes) -> bool:
