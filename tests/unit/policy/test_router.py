@@ -175,6 +175,44 @@ def test_full_stale_stuck_and_foreign_ranks_are_left_out_unless_all_are() -> Non
     assert only.knowledge == "promises"
 
 
+def test_a_pod_stands_for_its_ranks_of_which_nothing_is_said() -> None:
+    index = FleetIndex()
+    index.register(PODS[0], model="m", topology=ATTENTION, dp_size=2)
+    routes = router(index)
+    index.apply(PODS[0], encode_batch([], dp_rank=7))  # A rank that its engine names.
+    routes.set_standing(PODS[0], Standing(drains=True))
+    with pytest.raises(NoRankError, match="may be chosen: 3 draining"):
+        routes.pick("1", prompt(), now=0.0)
+    routes.set_standing((PODS[0], 1), Standing())
+    decision = routes.pick("1", prompt(), now=0.0)
+    assert (decision.rank, decision.left_out) == ((PODS[0], 1), {"draining": 2})
+    routes.forget(PODS[0])
+    assert routes.pick("1", prompt(), now=0.0).left_out == {}
+
+
+def test_what_is_booked_can_be_asked_for() -> None:
+    index = fleet()
+    store(index, PODS[1], prompt(tokens=800))
+    routes = router(index)
+    decision = routes.pick("1", prompt(), now=0.0, candidates=[(PODS[1], 0)])
+    booking = routes.booking("1")
+    assert booking is not None
+    assert (booking.lower, booking.upper, booking.tokens, booking.computes) == (
+        decision.lower, decision.upper, 1600, 800,
+    )  # fmt: skip
+    assert [routes.running((pod, 0)) for pod in PODS] == [0, 1, 0]
+    routes.end("1", now=1.0)
+    assert routes.booking("1") is None
+    assert routes.running((PODS[1], 0)) == 0
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_terms_of_the_chosen_rank_are_those_of_its_place(name: str) -> None:
+    decision = router(fleet(), BASELINES[name]()).pick("1", prompt(), now=0.0)
+    every = decision.terms()
+    assert decision.chosen_terms() == (every[decision.place] if every else None)
+
+
 def test_candidates_that_are_handed_over_are_the_only_ones() -> None:
     routes = router(fleet())
     given = [(PODS[1], 0), (PodId("elsewhere"), 0)]
