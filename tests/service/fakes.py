@@ -11,7 +11,7 @@ from kvbraid.errors import UnknownError
 from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.config import PodConfig
+from kvbraid.service.config import Followed
 from kvbraid.spec import SpecKind, Topology
 
 
@@ -96,6 +96,12 @@ class FakeIndex:
             if model == request.model and (request.pods is None or pod in request.pods)
             for rank in range(dp_size)
         ]
+
+    def set_state(
+        self, pod: PodId, state: PodState, *, dp_rank: int = 0, reason: str = ""
+    ) -> None:
+        del dp_rank, reason
+        self.states[pod] = state
 
     def score(self, request: Request) -> FakeScores:
         self.requests.append(request)
@@ -183,19 +189,19 @@ class FakeFeed:
 
     state: PodState = PodState.EXACT
     unbuilt: set[str] = field(default_factory=set)
-    following: dict[str, PodConfig] = field(default_factory=dict)
+    following: dict[str, Followed] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     refuse: Exception | None = None
     refuse_next: Exception | None = None
     unusable: Exception | None = None
     failure: str | None = None
 
-    def check(self, config: PodConfig, replaced: PodConfig | None, /) -> None:
+    def check(self, config: Followed, replaced: Followed | None, /) -> None:
         del config, replaced
         if self.unusable is not None:
             raise self.unusable
 
-    def add(self, pod: PodId, config: PodConfig, /) -> None:
+    def add(self, pod: PodId, config: Followed, /) -> None:
         refuse, self.refuse_next = self.refuse or self.refuse_next, None
         if refuse is not None:
             raise refuse

@@ -330,7 +330,9 @@ def test_tail_shows_what_an_endpoint_publishes() -> None:
     assert shown.count("cleared all blocks") == 2
 
 
-def row(pod: str, rank: int, *, bind: bool | None = None, endpoint: str = "tcp://h:5") -> PodRow:
+def row(
+    pod: str, rank: int, *, bind: bool | None = None, endpoint: str | None = "tcp://h:5"
+) -> PodRow:
     return PodRow(
         pod=PodId(pod), dp_rank=rank, model="m", state=PodState.EXACT, reason="", messages=0,
         groups=[], placed={}, refused={}, hash_function="", num_blocks=0, last_seq=None,
@@ -344,6 +346,10 @@ def test_tail_follows_the_pods_of_a_server_rank_by_rank_except_those_it_binds() 
         ("a/0", "tcp://h:5"),
         ("a/1", "tcp://h:6"),
     ]
+    silent = PodsAnswer(pods=[*pods.pods, row("d", 0, endpoint=None)])
+    assert len(sources_of(silent)) == 2
+    with pytest.raises(InvalidValueError, match="they have no events, or the server binds"):
+        sources_of(silent, ["d"])
     with pytest.raises(InvalidValueError, match="unknown pods c"):
         sources_of(pods, ["c"])
     with pytest.raises(InvalidValueError, match="--endpoint"):

@@ -308,6 +308,19 @@ def test_without_events_promises_are_what_is_known_and_the_answer_says_so(fleet:
     }  # fmt: skip
 
 
+def test_a_pod_that_publishes_nothing_is_known_by_what_it_was_sent(fleet: Fleet) -> None:
+    for pod in "ab":
+        fleet.client.delete(f"/v1/pods/{pod}").raise_for_status()
+        fleet.put(pod, endpoint=None)
+    first = fleet.pick(request_id="1")
+    fleet.report("1", "end", cached_tokens=0)
+    again = fleet.pick()
+    assert (again["pod"], again["resumable"]) == (first["pod"], REUSED)
+    assert (again["lower"], again["state"], again["knowledge"]) == (0, "stale", "promises")
+    reasons = {row["reason"] for row in fleet.client.get("/v1/pods").json()["pods"]}
+    assert reasons == {"no events: it has no endpoint"}
+
+
 def test_a_pod_that_is_removed_has_no_url_and_its_requests_can_still_end(fleet: Fleet) -> None:
     pick = fleet.pick(candidates=["a"])["pick"]
     fleet.client.delete("/v1/pods/a").raise_for_status()

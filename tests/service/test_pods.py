@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.ids import PodState
+from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import PodsAnswer
 from kvbraid.service.config import ServerOptions
 from kvbraid.service.http.access import Access
@@ -48,7 +48,7 @@ def test_put_creates_then_changes_nothing_then_replaces(
 
 
 def test_put_hands_on_what_the_operator_said(
-    client: TestClient, index: FakeIndex, feed: FakeFeed
+    client: TestClient, index: FakeIndex, feed: FakeFeed, service: Service
 ) -> None:
     body = {
         **POD, "replay_endpoint": "tcp://10.0.0.1:6557", "bind": True, "dp_size": 3,
@@ -57,7 +57,8 @@ def test_put_hands_on_what_the_operator_said(
     assert client.put("/v1/pods/a", json=body).status_code == 201
     config = feed.following["a"]
     assert (config.endpoint, config.replay_endpoint) == (body["endpoint"], body["replay_endpoint"])
-    assert (config.bind, config.dp_size, config.loras) == (True, 3, {"sql": "/l/sql"})
+    assert (config.bind, config.dp_size, config.model) == (True, 3, "m")
+    assert service.pods[PodId("a")].loras == {"sql": "/l/sql"}
     topology = index.topologies["a"]
     assert topology is not None
     assert [(g.kind, g.window, g.block_size) for g in topology.groups] == [
@@ -107,6 +108,26 @@ def test_how_a_pod_takes_requests_changes_without_a_rebuild(
     assert (row.url, row.drain, row.max_running, row.running) == (None, False, 4, 0)
 
 
+def test_a_pod_without_events_is_followed_by_nobody_and_stays_stale(
+    client: TestClient, index: FakeIndex, feed: FakeFeed
+) -> None:
+    silent = {"model": "m", "topology": TOPOLOGY, "dp_size": 2}
+    statuses = [
+        client.put("/v1/pods/a", json=body).json()["status"] for body in (silent, silent, POD)
+    ]
+    assert statuses == ["created", "unchanged", "replaced"]
+    assert feed.log == ["add a"]
+    assert client.put("/v1/pods/a", json=silent).json()["status"] == "replaced"
+    rows = msgspec.json.decode(client.get("/v1/pods").content, type=PodsAnswer).pods
+    assert [(row.dp_rank, row.state, row.endpoint, row.last_seq, row.remedy) for row in rows] == [
+        (rank, PodState.STALE, None, None, "") for rank in range(2)
+    ]
+    assert client.get("/readyz").status_code == 200
+    assert client.delete("/v1/pods/a").json()["status"] == "removed"
+    assert feed.log == ["add a", "remove a"]
+    assert index.registered == {}
+
+
 def test_a_change_that_is_refused_leaves_how_the_old_pod_takes_requests(
     client: TestClient, feed: FakeFeed
 ) -> None:
@@ -124,7 +145,13 @@ def test_a_change_that_is_refused_leaves_how_the_old_pod_takes_requests(
         ({"url": "http://me:secret@h"}, "invalid_value", "url names a user"),
         ({"drain": "yes"}, "malformed_body", "drain: Expected `bool`"),
         ({"max_running": 0}, "malformed_body", "max_running: Expected `int` >= 1"),
-        ({"endpoint": None}, "malformed_body", "endpoint"),
+        ({"endpoint": None}, "invalid_topology", "a pod without endpoint needs groups"),
+        ({"endpoint": None, "bind": True}, "invalid_value", "bind without endpoint"),
+        (
+            {"endpoint": None, "replay_endpoint": "tcp://h:1"},
+            "invalid_value",
+            "replay_endpoint without endpoint",
+        ),
         ({"model": ""}, "malformed_body", "model"),
         ({"endpiont": "x"}, "malformed_body", "mean endpoint"),
         ({"dp_size": 0}, "malformed_body", "dp_size"),

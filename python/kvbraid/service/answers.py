@@ -127,7 +127,7 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     """
 
     last_seq: int | None
-    endpoint: str
+    endpoint: str | None
     replay_endpoint: str | None
     bind: bool | None
     remedy: str = ""

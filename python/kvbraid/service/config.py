@@ -83,13 +83,14 @@ class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields of a pod that fleet.toml and PUT /v1/pods/{id} share.
 
+    Without an `endpoint` no events come in, and only picks tell what the pod may hold.
     `num_gpu_blocks` is the number of blocks in a rank's cache on the GPU, as its engine says.
     `url`, `drain` and `max_running` are about requests that `/v1/pick` sends: the pod's address,
     whether it gets no new ones, and how many a rank has at most while others have room.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
-    endpoint: str
+    endpoint: str | None = None
     replay_endpoint: str | None = None
     bind: bool | None = None
     topology: dict[str, Any] | None = None
@@ -142,11 +143,22 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Where a pod publishes its events: what a feed has to know."""
+
+    model: str
+    endpoint: str
+    replay_endpoint: str | None = None
+    bind: bool | None = None
+    dp_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodConfig:
     """One pod as registered, with its topology completed; an equal one changes nothing."""
 
     model: str
-    endpoint: str
+    endpoint: str | None
     replay_endpoint: str | None = None
     bind: bool | None = None
     topology: Topology | None = None
@@ -154,6 +166,19 @@ class PodConfig:
     dp_size: int = 1
     loras: Mapping[str, str] = field(default_factory=dict)
     serving: Serving = Serving()
+
+    @property
+    def followed(self) -> Followed | None:
+        """What a feed follows; None for a pod without events."""
+        if self.endpoint is None:
+            return None
+        return Followed(
+            model=self.model,
+            endpoint=self.endpoint,
+            replay_endpoint=self.replay_endpoint,
+            bind=self.bind,
+            dp_size=self.dp_size,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +313,12 @@ def pod_config(
 def _pod_config(
     body: PodFields, model_config: _ModelConfig, schemes: tuple[str, ...]
 ) -> PodConfig:
-    _check_endpoint("endpoint", body.endpoint, body.dp_size, schemes)
+    if body.endpoint is not None:
+        _check_endpoint("endpoint", body.endpoint, body.dp_size, schemes)
+    elif body.replay_endpoint is not None or body.bind is not None:
+        name = "bind" if body.replay_endpoint is None else "replay_endpoint"
+        message = f"{name} without endpoint: this pod has no events to listen for"
+        raise RefusalError("invalid_value", message, remedy=f"give an endpoint, or no {name}")
     if body.replay_endpoint is not None:
         _check_endpoint("replay_endpoint", body.replay_endpoint, body.dp_size, schemes)
         if body.replay_endpoint.startswith("tcp://*"):
@@ -296,6 +326,10 @@ def _pod_config(
             remedy = "give the host that the engine's replay socket listens on"
             raise RefusalError("invalid_endpoint", message, remedy=remedy)
     topology, engine = pod_from_mapping(body.topology, model_config)
+    if body.endpoint is None and not (topology and topology.groups):
+        raise TopologyError(
+            "topology: a pod without endpoint needs groups, since no event has them"
+        )
     engine = replace(engine, num_gpu_blocks=body.num_gpu_blocks)
     return PodConfig(
         model=body.model,

@@ -10,8 +10,8 @@ from typing import Protocol
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
-from kvbraid.ids import PodId
-from kvbraid.service.config import PodConfig
+from kvbraid.ids import PodId, PodState
+from kvbraid.service.config import Followed
 from kvbraid.spec import Topology
 
 
@@ -53,6 +53,11 @@ class Index(Protocol):
 
     def remove(self, pod: PodId) -> None:
         """Forget a pod, all ranks."""
+
+    def set_state(
+        self, pod: PodId, state: PodState, *, dp_rank: int = 0, reason: str = ""
+    ) -> None:
+        """Note how completely a rank's history is known."""
 
     def score(self, request: Request) -> ScoredRequest:
         """Say how much each pod could reuse."""
@@ -96,10 +101,10 @@ class Feed(Protocol):
     def failure(self) -> str | None:
         """Why nothing is followed at the moment although it should be; None when all is well."""
 
-    def add(self, pod: PodId, config: PodConfig, /) -> None:
+    def add(self, pod: PodId, config: Followed, /) -> None:
         """Follow a pod, all ranks, with a replay from 0."""
 
-    def check(self, config: PodConfig, replaced: PodConfig | None, /) -> None:
+    def check(self, config: Followed, replaced: Followed | None, /) -> None:
         """Refuse an address that `add` could not bind once `replaced` is gone; change nothing."""
 
     def remove(self, pod: PodId, /) -> None:

@@ -1,14 +1,15 @@
 """Which pods are registered, and the only place that changes it.
 
-A pod is in the registry, in the index and in the subscriber, or in none of the three: `put` and
-`delete` change all of them under one lock. They may block, so the HTTP application calls them on a
-thread.
+A pod is in the registry, in the index and, if it has events, in the subscriber, or in none of the
+three: `put` and `delete` change all of them under one lock. They may block, so the HTTP
+application calls them on a thread.
 """
 
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,8 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
+
+_NO_EVENTS: Final = "no events: it has no endpoint"
 
 
 class Service:
@@ -92,7 +95,8 @@ class Service:
             if ranks > self.limits.pods:
                 message = f"{ranks} pod ranks would be registered; limit {self.limits.pods}"
                 raise RefusalError("too_many_pods", message)
-            self.feed.check(config, old)
+            if config.followed is not None:
+                self.feed.check(config.followed, old.followed if old else None)
             if old is None:
                 self._add(pod, config)
             else:
@@ -173,8 +177,12 @@ class Service:
             engine=config.engine,
             loras=config.loras,
         )
+        if config.followed is None:
+            for rank in range(config.dp_size):
+                self.index.set_state(pod, PodState.STALE, dp_rank=rank, reason=_NO_EVENTS)
+            return
         try:
-            self.feed.add(pod, config)
+            self.feed.add(pod, config.followed)
         except KvbraidError:
             self.index.remove(pod)
             raise
@@ -188,7 +196,8 @@ class Service:
             raise
 
     def _remove(self, pod: PodId) -> None:
-        self.feed.remove(pod)
+        if self._pods[pod].followed is not None:
+            self.feed.remove(pod)
         self.index.remove(pod)
         self.picking.forget(pod)
         self._set_pods({name: config for name, config in self._pods.items() if name != pod})
@@ -208,4 +217,5 @@ def _served(serving: Serving) -> str:
 
 def _described(config: PodConfig) -> str:
     ranks = counted(config.dp_size, "rank")
-    return f"model {config.model}, {ranks} from {config.endpoint} on"
+    source = f"from {config.endpoint} on" if config.endpoint else "without events"
+    return f"model {config.model}, {ranks} {source}"

@@ -55,10 +55,14 @@ def sources_of(pods: PodsAnswer, only: Sequence[str] = ()) -> list[Source]:
     heard = [
         Source(f"{row.pod}/{row.dp_rank}", rank_endpoint(row.endpoint, row.dp_rank), bind=False)
         for row in rows
+        if row.endpoint is not None
         if not (subscriber_binds(row.endpoint) if row.bind is None else row.bind)
     ]
     if not heard:
-        msg = f"none of {len(rows)} pod ranks can be heard by others: the server binds their feeds"
+        msg = (
+            f"none of {len(rows)} pod ranks can be heard by others: they have no events, or the "
+            "server binds their feeds"
+        )
         raise InvalidValueError(f"{msg}; give an --endpoint")
     return heard
 
