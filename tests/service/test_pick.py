@@ -1,5 +1,6 @@
 """POST /v1/pick and /v1/picked: a rank for each request, booked once, and what is reported."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -433,6 +434,29 @@ def test_above_the_limit_the_oldest_booking_is_given_up_and_counted() -> None:
         assert [fleet.report(str(n), "end") for n in (0, 1, 2)] == ["unknown", "unknown", "noted"]
         counted = fleet.metrics("kvbraid_pick_bookings_total")
         assert counted['{what="bookings_over_limit"}'] == 2
+
+
+def test_picks_and_reports_of_several_data_planes_at_once_leave_nothing(fleet: Fleet) -> None:
+    start = threading.Barrier(4)
+
+    def live(number: int) -> None:
+        start.wait()
+        for turn in range(20):
+            name = f"{(number + turn) % 3}"  # Shared by all of them.
+            fleet.pick(request_id=name)
+            fleet.report(name, ("first_token", "end", "failed")[turn % 3])
+
+    threads = [threading.Thread(target=live, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in ("0", "1", "2"):
+        fleet.report(name, "failed")
+    assert sum(fleet.running().values()) == 0
+    reports = fleet.metrics("kvbraid_pick_reports_total")
+    assert sum(reports.values()) == 4 * 20 + 3
+    assert sum(fleet.metrics("kvbraid_picks_total").values()) == 4 * 20
 
 
 # ---- what is refused ------------------------------------------------------------------------
