@@ -2,9 +2,10 @@
 
 `fixtures/architectures.json` has a row per case: its `config`, and the `groups` (and the type of
 the matrices of states, and `aliases`, the layers that read another's cache) that vLLM 0.32
-answered with on a CPU, in blocks of 32 tokens. A case that this engine cannot build on a CPU has a
-reason instead, `unbuilt`. `python -m tests.vllm.record` asks the engine again and writes its
-answers.
+answered with, in blocks of 32 tokens. Its answers are those of a CPU with AMX, and
+`tests/vllm/engine_layers.py` gets the same ones on any x86 CPU. A case that this engine cannot
+build on a CPU has a reason instead, `unbuilt`. `python -m tests.vllm.record` asks the engine again
+and writes its answers.
 """
 
 import json

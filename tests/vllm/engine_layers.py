@@ -3,8 +3,9 @@
 `python engine_layers.py` reads one config.json per line from standard input and answers each by
 one line: what `recorded_groups` returns, or `{"error": "Type: message"}`.
 The model is built by the engine's own classes on the meta device, so that nothing is allocated;
-specs, block sizes and groups are those that its worker and its core would collect. It never
-imports kvbraid: what it says is the truth that tests compare with.
+specs, block sizes and groups are those that its worker and its core would collect. They are those
+of a CPU with AMX, on any x86 CPU (`prepare`, `STATE_DTYPE`). It never imports kvbraid: what it
+says is the truth that tests compare with.
 """
 
 import importlib.abc
@@ -23,6 +24,9 @@ from unittest.mock import MagicMock
 
 BLOCK_SIZE = 32
 """Tokens: the least that attention on a CPU takes."""
+
+STATE_DTYPE = "float32"
+"""Of the matrices of states: unasked, the engine takes it only where a CPU has AVX-512 BF16."""
 
 _NUMBERED = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
@@ -51,13 +55,17 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def prepare() -> None:
-    """Have configs of unknown types read as they stand, and classes inspected in this process."""
+    """Have unknown configs read as they stand, classes inspected here, and every CPU alike."""
+    import torch
     import transformers  # noqa: F401 - It must find the package of pictures missing.
     from vllm.model_executor.models import registry
     from vllm.triton_utils import triton
 
     sys.meta_path.append(_Absent())
     registry._run_in_subprocess = lambda inspect: inspect()
+    # Without AMX, latent attention takes blocks of 16 tokens whatever is asked for, and the engine
+    # refuses some hybrids. Nothing is computed here, so any CPU can be taken for one that has it.
+    torch.cpu._is_amx_tile_supported = lambda: True
     if not hasattr(triton, "set_allocator"):
         triton.set_allocator = lambda *_: None
 
@@ -106,6 +114,7 @@ def engine_config(values: Mapping[str, Any], folder: Path) -> Any:  # noqa: ANN4
         block_size=BLOCK_SIZE,
         max_model_len=512,
         enable_prefix_caching=True,
+        mamba_ssm_cache_dtype=STATE_DTYPE,
     ).create_engine_config()
     config.cache_config.kv_cache_layout = "LBNHC"
     return config
