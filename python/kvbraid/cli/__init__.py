@@ -8,6 +8,7 @@ In reading order:
     options   what commands have in common
     models    `kvbraid model` and `kvbraid plan`
     cache     `kvbraid cache`
+    fleet     `kvbraid fleet`
     recovery  `kvbraid recover`
 
 The other commands are here.
@@ -23,6 +24,7 @@ import click
 
 from kvbraid import __version__
 from kvbraid.cli.cache import cache
+from kvbraid.cli.fleet import fleet
 from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import SETTING, TEXT, Command
 from kvbraid.cli.recovery import recover
@@ -71,6 +73,7 @@ def cli() -> None:
 
 
 cli.add_command(cache)
+cli.add_command(fleet)
 cli.add_command(model)
 cli.add_command(plan)
 cli.add_command(recover)

@@ -11,5 +11,6 @@ In reading order:
     models         a model's layers and groups; `memory_plan` is where they stand in memory
     block_picture  a block as SVG, drawn from `block_rows`
     simulation     policies at every memory; `plot` draws them
+    routing        policies of routing on one workload
     recovery       what a decision does with each request, and why
 """

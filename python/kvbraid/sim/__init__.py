@@ -7,4 +7,5 @@ In reading order:
     captures/   the recorded lives of real engines
     traffic     any of these to simulate a cache with
     fleet/      simulated engines, and the demo
+    routing/    a fleet under a routing policy, on a clock of its own
 """

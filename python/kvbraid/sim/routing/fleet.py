@@ -1,0 +1,191 @@
+"""A fleet under a policy, on a clock of its own: the real router, index and caches, no model.
+
+    request --> Router.pick --> line of a pod --> prefill --> first token --> answer
+                    ^                                |
+                    '---- FleetIndex <--- delay_s ---'  messages, some of them lost
+
+A run is a function of its arguments: all chance comes from the seed, and the chance of arrivals,
+of losses and of the router is apart, so policies meet the same requests at the same times.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from kvbraid.cache import Interval
+from kvbraid.errors import UnknownError
+from kvbraid.fleet import FleetIndex, IndexOptions, Request
+from kvbraid.fleet.index import SECRET_BYTES
+from kvbraid.ids import PodId, PodState
+from kvbraid.policy import BASELINES, CostRule, Policy, Router, RouterOptions
+from kvbraid.reading import check, whole
+from kvbraid.sim.routing.arrivals import Arrivals
+from kvbraid.sim.routing.clock import Clock
+from kvbraid.sim.routing.pod import MODEL, Prefill, Sent, SimulatedFleet, SimulatedPod
+from kvbraid.sim.routing.results import Result, Served, result_of
+from kvbraid.sim.routing.workloads import Workload
+from kvbraid.sim.traces.simulation import Progress
+
+POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {CostRule.name: CostRule, **BASELINES}
+"""Every policy by its name: the rule of kvbraid, and the baselines."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRule:
+    """A policy, and whether the router counts what is in flight, or looks at events alone.
+
+    `make` makes the policy anew for each run, because some remember.
+    """
+
+    name: str
+    make: Callable[[], Policy]
+    in_flight: bool = True
+
+    @classmethod
+    def named(cls, name: str, *, in_flight: bool = True) -> "RoutingRule":
+        """Return a policy by its name.
+
+        Raises:
+            UnknownError: There is none; the message lists all of them.
+        """
+        if name not in POLICIES:
+            msg = f"policy {name!r} is not known; expected one of {', '.join(POLICIES)}"
+            raise UnknownError(msg)
+        return cls(name, POLICIES[name], in_flight)
+
+
+class _Play:
+    """One run, from the first request to the last answer."""
+
+    def __init__(
+        self, work: Workload, fleet: SimulatedFleet, rule: RoutingRule, seed: int
+    ) -> None:
+        self._asks, self._fleet = work.asks, fleet
+        self.clock = Clock()
+        self.served: list[Served] = []
+        self._chance = random.Random(f"losses {seed}")  # noqa: S311 - it guards nothing
+        self._index = FleetIndex(IndexOptions(secret=bytes(SECRET_BYTES)))
+        names = [PodId(f"pod-{number}") for number in range(fleet.num_pods)]
+        for name in names:
+            self._index.register(
+                name, model=MODEL, topology=fleet.model.topology, engine=fleet.engine()
+            )
+            self._index.set_state(name, PodState.EXACT)
+        self._pods = {name: SimulatedPod(name, fleet) for name in names}
+        self._places = {name: place for place, name in enumerate(names)}
+        self._router = Router(
+            self._index,
+            rule.make(),
+            seconds={MODEL: fleet.pace.prefill},
+            options=RouterOptions(
+                in_flight=rule.in_flight,
+                sparse_windows=isinstance(fleet.retention, Interval),
+                hold_s=float("inf"),
+                stuck_s=float("inf"),
+            ),
+            chance=random.Random(f"router {seed}"),  # noqa: S311 - it guards nothing
+        )
+
+    def go(self, arrivals: Arrivals, seed: int, progress: Progress | None) -> None:
+        """Play everything."""
+        self._progress = progress
+        self._note_answer = arrivals.begin(self._asks, self.send, self.clock, seed)
+        self.clock.run()
+
+    def send(self, number: int, now: float) -> None:
+        """Let the router choose a pod, and put the request into its line."""
+        tokens = self._asks[number].prompt()
+        request = Request(model=MODEL, token_ids=tokens)
+        decision = self._router.pick(str(number), request, now=now)
+        pod = self._pods[decision.rank[0]]
+        sent = Sent(
+            number=number,
+            tokens=tokens,
+            came=now,
+            expected=decision.view.resumable[decision.place],
+            lower=decision.lower,
+            upper=decision.upper,
+            is_settled=pod.is_settled,
+        )
+        pod.line.append(sent)
+        if not pod.is_busy:
+            self._begin(pod, now)
+
+    def _begin(self, pod: SimulatedPod, now: float) -> None:
+        """Begin with the prompt in front, if there is one."""
+        pod.is_busy = bool(pod.line)
+        if not pod.line:
+            return
+        sent = pod.line.popleft()
+        prefill, seconds = pod.prefill(sent.tokens), self._fleet.pace.prefill
+        size = len(sent.tokens), prefill.cached
+        busy_s = seconds.prefill(*size) + seconds.decoding(*size, pod.decoding)
+        self.served.append(
+            Served(
+                number=sent.number,
+                pod=self._places[pod.name],
+                came=sent.came,
+                began=now,
+                busy_s=busy_s,
+                num_tokens=len(sent.tokens),
+                cached=prefill.cached,
+                expected=sent.expected,
+                lower=sent.lower,
+                upper=sent.upper,
+                is_settled=sent.is_settled,
+            )
+        )
+        self.clock.at(now + busy_s, partial(self._first_token, pod, sent, prefill))
+
+    def _first_token(self, pod: SimulatedPod, sent: Sent, prefill: Prefill, now: float) -> None:
+        self._router.first_token(str(sent.number), now=now)
+        self.clock.at(now + self._fleet.delay_s, partial(self._tell, pod, prefill.messages))
+        pod.decoding += 1
+        outputs = self._asks[sent.number].num_outputs
+        took = self._fleet.pace.answer(outputs, len(sent.tokens), pod.decoding)
+        self.clock.at(now + took, partial(self._answered, pod, sent.number))
+        self._begin(pod, now)
+
+    def _answered(self, pod: SimulatedPod, number: int, now: float) -> None:
+        pod.decoding -= 1
+        self._router.end(str(number), now=now)
+        self._note_answer(number, now)
+        if self._progress is not None:
+            self._progress(len(self.served))
+
+    def _tell(self, pod: SimulatedPod, messages: list[bytes], now: float) -> None:
+        """Bring messages to the index. A lost one shows when the next one comes."""
+        del now
+        for message in messages:
+            if self._fleet.loss and self._chance.random() < self._fleet.loss:
+                pod.has_gap = True
+                continue
+            if pod.has_gap:
+                pod.has_gap = False
+                self._index.lose(pod.name)
+                self._index.set_state(pod.name, PodState.DEGRADED, reason="a message was lost")
+            self._index.apply(pod.name, message)
+        pod.num_untold -= len(messages)
+
+
+def simulate(
+    work: Workload,
+    fleet: SimulatedFleet,
+    arrivals: Arrivals,
+    rule: RoutingRule,
+    *,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> Result:
+    """Play a workload on a fleet under a policy.
+
+    Raises:
+        TooLargeError: A pod's pool cannot hold a prompt.
+        InvalidValueError: There are too few requests to count any.
+    """
+    check("number of requests", len(work.asks), whole(2))
+    run = _Play(work, fleet, rule, seed)
+    run.go(arrivals, seed, progress)
+    return result_of(run.served, fleet.num_pods, policy=rule.name, in_flight=rule.in_flight)
