@@ -8,7 +8,7 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodId
 from kvbraid.models import EngineOptions
 from kvbraid.policy import CostRule
-from kvbraid.reading import check_fields
+from kvbraid.reading import check
 from kvbraid.sim.routing.arrivals import PAUSE, RATE, Arrivals, ClosedLoop, OpenLoop
 from kvbraid.sim.routing.fleet import POLICIES, RoutingRule, simulate
 from kvbraid.sim.routing.loads import LOAD, POOL, idle_rate, pool_blocks, rate_of
@@ -26,9 +26,9 @@ BLIND: Final = frozenset({"round_robin", "random", "least_loaded", "power_of_two
 
 DEFAULT_LOAD: Final = 0.8
 _RULES: Final = {
-    "pool": POOL.or_none(),
-    "rate": RATE.or_none(),
-    "load": LOAD.or_none(),
+    "pool": POOL,
+    "rate": RATE,
+    "load": LOAD,
     "think_s": PAUSE,
 }
 
@@ -60,7 +60,9 @@ class ComparisonOptions:
 
     def __post_init__(self) -> None:
         """Refuse two answers to one question."""
-        check_fields(self, _RULES, prefix="")
+        for name, rule in _RULES.items():
+            if (value := getattr(self, name)) is not None:
+                check(name, value, rule)
         self._check_one(("num_blocks", "--blocks"), ("memory", "--memory"), ("pool", "--pool"))
         self._check_one(("rate", "--rate"), ("load", "--load"), ("users", "--users"))
 

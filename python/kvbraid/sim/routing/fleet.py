@@ -170,6 +170,25 @@ class _Play:
         pod.num_untold -= len(messages)
 
 
+def play(
+    work: Workload,
+    fleet: SimulatedFleet,
+    arrivals: Arrivals,
+    rule: RoutingRule,
+    *,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> list[Served]:
+    """Play a workload on a fleet under a policy; return its requests in their order.
+
+    Raises:
+        TooLargeError: A pod's pool cannot hold a prompt.
+    """
+    run = _Play(work, fleet, rule, seed)
+    run.go(arrivals, seed, progress)
+    return sorted(run.served)
+
+
 def simulate(
     work: Workload,
     fleet: SimulatedFleet,
@@ -179,13 +198,12 @@ def simulate(
     seed: int = 1,
     progress: Progress | None = None,
 ) -> Result:
-    """Play a workload on a fleet under a policy.
+    """Play a workload as `play` does, and sum it up.
 
     Raises:
         TooLargeError: A pod's pool cannot hold a prompt.
         InvalidValueError: There are too few requests to count any.
     """
     check("number of requests", len(work.asks), whole(2))
-    run = _Play(work, fleet, rule, seed)
-    run.go(arrivals, seed, progress)
-    return result_of(run.served, fleet.num_pods, policy=rule.name, in_flight=rule.in_flight)
+    served = play(work, fleet, arrivals, rule, seed=seed, progress=progress)
+    return result_of(served, fleet.num_pods, policy=rule.name, in_flight=rule.in_flight)

@@ -87,7 +87,7 @@ class Result:
 
 def result_of(served: Sequence[Served], num_pods: int, *, policy: str, in_flight: bool) -> Result:
     """Sum up a run."""
-    ordered = sorted(served, key=lambda each: each.number)
+    ordered = sorted(served)
     counted = ordered[len(ordered) // WARM_UP :]
     times = sorted(each.ttft_s for each in counted)
     busy = [0.0] * num_pods

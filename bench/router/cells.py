@@ -1,0 +1,108 @@
+"""Cells in which routing policies are compared: a model, a workload and a load of four pods.
+
+Invariant: a cell is a function of its seeds. Texts have an eighth of their usual length, and a
+token takes eight times as long, so waiting and prefill are what they are at full length. Pools
+hold the working set. The rate of a cell is the mean over seeds 1 to 8 at which the rule of kvbraid
+keeps the pods busy for the share `load` of their time (`python -m bench.router.cells` finds them).
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Final
+
+from kvbraid.policy import CostRule, Seconds, View
+from kvbraid.sim.routing.arrivals import OpenLoop
+from kvbraid.sim.routing.fleet import RoutingRule, simulate
+from kvbraid.sim.routing.loads import idle_rate, pool_blocks, rate_of
+from kvbraid.sim.routing.pace import Pace
+from kvbraid.sim.routing.pod import SimulatedFleet
+from kvbraid.sim.routing.workloads import Scale, Workload, made_up
+from kvbraid.sim.traces.models import SimulatedModel
+from kvbraid.spec import GroupSpec, SpecKind, Topology
+
+NUM_PODS: Final = 4
+NUM_REQUESTS: Final = 320
+SCALE: Final = Scale(length=1 / 8, count=0.25)
+WORKS: Final = ("agents", "shared", "mixed")
+LOADS: Final = (0.5, 0.9)
+
+_FULL: Final = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
+_STATE: Final = GroupSpec(kind=SpecKind.MAMBA, block_size=16)
+MODELS: Final[Mapping[str, tuple[tuple[GroupSpec, ...], float]]] = {
+    "full": ((_FULL,), 1.0),
+    "states": ((_STATE, _STATE, _STATE, _FULL), 0.25),
+}
+"""The groups of each model, and the share of its layers that look at all tokens."""
+
+
+class ConstantDisplacement(CostRule):
+    """The rule with one price for work, whatever the load is: a mutant."""
+
+    def _prices(self, view: View) -> tuple[float, float]:
+        del view
+        return 0.5, 0.0
+
+
+OURS: Final = RoutingRule.named("cost")
+RIVALS: Final = tuple(map(RoutingRule.named, ("llm_d", "full_attention", "greedy")))
+MUTANTS: Final = (
+    RoutingRule("events only", CostRule, in_flight=False),
+    RoutingRule("constant displacement", ConstantDisplacement),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingCell:
+    """One model on one workload at one load."""
+
+    model: str
+    work: str
+    load: float
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.work} {self.load}"
+
+
+CELLS: Final = tuple(RoutingCell(*cell) for cell in product(MODELS, WORKS, LOADS))
+
+
+@cache
+def ready(model: str, work: str, seed: int) -> tuple[Workload, SimulatedFleet]:
+    """Return the requests and the pods of a seed."""
+    groups, share = MODELS[model]
+    simulated = SimulatedModel(name=model, topology=Topology(groups=groups), block_bytes=1)
+    asks = made_up(work, seed=seed, num_requests=NUM_REQUESTS, scale=SCALE)
+    usual, length = Seconds(), SCALE.length
+    seconds = Seconds(
+        per_token=usual.per_token / length, per_pair=share * usual.per_pair / length**2
+    )
+    fleet = SimulatedFleet(
+        model=simulated,
+        num_blocks=pool_blocks(asks, simulated, share=1.0, num_pods=NUM_PODS),
+        num_pods=NUM_PODS,
+        pace=Pace(prefill=seconds),
+    )
+    return asks, fleet
+
+
+def found_rate(cell: RoutingCell, seed: int) -> float:
+    """Find the rate of a load for one seed."""
+    asks, fleet = ready(cell.model, cell.work, seed)
+
+    def utilisation(rate: float) -> float:
+        return simulate(asks, fleet, OpenLoop(rate), OURS, seed=seed).utilisation
+
+    guess = idle_rate(asks, fleet.pace, load=cell.load, num_pods=NUM_PODS)
+    return rate_of(cell.load, utilisation, guess=guess)
+
+
+def ttft_s(cell: RoutingCell, rule: RoutingRule, seeds: Sequence[int], rate: float) -> float:
+    """Return the mean time until the first token over the seeds."""
+    means = []
+    for seed in seeds:
+        asks, fleet = ready(cell.model, cell.work, seed)
+        means.append(simulate(asks, fleet, OpenLoop(rate), rule, seed=seed).ttft_mean_s)
+    return statistics.mean(means)
