@@ -36,7 +36,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "layout": ("python/kvbraid/layout", "python/kvbraid/models"),
     "recovery": (*_CACHE, "crates/core/src/recovery", "python/kvbraid/recovery"),
     "retention": _CACHE,
-    "router": (*_INDEX, "python/kvbraid/policy"),
+    "router": (*_CACHE, *_INDEX, "python/kvbraid/policy", "python/kvbraid/sim/routing"),
 }
 """The code that the rows of each area measure, beside the area's own folder."""
 

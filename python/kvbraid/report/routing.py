@@ -16,7 +16,7 @@ from kvbraid.sim.routing.arrivals import Arrivals, ClosedLoop, OpenLoop
 from kvbraid.sim.routing.comparison import BLIND, Comparison
 from kvbraid.sim.routing.results import Result
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     Column("policy", is_left=True),
     Column("knows", is_left=True),
     *map(Column, ("mean s", "p50", "p90", "p99", "hit %", "over %", "skew", "busy %")),
@@ -72,7 +72,7 @@ def show_comparison(
     ordered = sorted(results, key=lambda result: result.ttft_mean_s)
     listing = Listing(
         title="time until the first token (s), and where it comes from",
-        columns=_COLUMNS,
+        columns=COLUMNS,
         rows=[_row(result) for result in ordered],
     )
     print_listing(console, listing)
