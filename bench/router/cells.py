@@ -13,7 +13,7 @@ from functools import cache
 from itertools import product
 from typing import Final
 
-from kvbraid.policy import CostRule, Seconds, View
+from kvbraid.policy import CostRule, Seconds
 from kvbraid.sim.routing.arrivals import OpenLoop
 from kvbraid.sim.routing.fleet import RoutingRule, simulate
 from kvbraid.sim.routing.loads import idle_rate, pool_blocks, rate_of
@@ -41,7 +41,7 @@ MODELS: Final[Mapping[str, tuple[tuple[GroupSpec, ...], float]]] = {
 class ConstantDisplacement(CostRule):
     """The rule with one price for work, whatever the load is: a mutant."""
 
-    def _prices(self, view: View) -> tuple[float, float]:
+    def _prices(self, view: FleetView) -> tuple[float, float]:
         del view
         return 0.5, 0.0
 

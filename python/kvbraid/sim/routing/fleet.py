@@ -19,7 +19,7 @@ from kvbraid.errors import UnknownError
 from kvbraid.fleet import FleetIndex, IndexOptions, Request
 from kvbraid.fleet.index import SECRET_BYTES
 from kvbraid.ids import PodId, PodState
-from kvbraid.policy import BASELINES, CostRule, Policy, Router, RouterOptions
+from kvbraid.policy import BASELINES, CostRule, Router, RouterOptions, RoutingPolicy
 from kvbraid.reading import check, whole
 from kvbraid.sim.routing.arrivals import Arrivals
 from kvbraid.sim.routing.clock import Clock
@@ -28,7 +28,7 @@ from kvbraid.sim.routing.results import Result, Served, result_of
 from kvbraid.sim.routing.workloads import Workload
 from kvbraid.sim.traces.simulation import Progress
 
-POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {CostRule.name: CostRule, **BASELINES}
+POLICIES: Final[Mapping[str, Callable[[], RoutingPolicy]]] = {CostRule.name: CostRule, **BASELINES}
 """Every policy by its name: the rule of kvbraid, and the baselines."""
 
 
@@ -40,7 +40,7 @@ class RoutingRule:
     """
 
     name: str
-    make: Callable[[], Policy]
+    make: Callable[[], RoutingPolicy]
     in_flight: bool = True
 
     @classmethod
