@@ -13,7 +13,7 @@ from functools import cache
 from itertools import product
 from typing import Final
 
-from kvbraid.policy import CostRule, Seconds
+from kvbraid.policy import CostRule, FleetView, Seconds
 from kvbraid.sim.routing.arrivals import OpenLoop
 from kvbraid.sim.routing.fleet import RoutingRule, simulate
 from kvbraid.sim.routing.loads import idle_rate, pool_blocks, rate_of
