@@ -70,6 +70,12 @@ CELLS: Final = (
     RoutingCell("full", "shared", 0.9, (30.5, 24.7)),
     RoutingCell("full", "mixed", 0.5, (4.67, 5.15)),
     RoutingCell("full", "mixed", 0.9, (8.93, 9.81)),
+    RoutingCell("states", "agents", 0.5, (5.61, 4.45)),
+    RoutingCell("states", "agents", 0.9, (10.5, 10.4)),
+    RoutingCell("states", "shared", 0.5, (11.8, 10.7)),
+    RoutingCell("states", "shared", 0.9, (22.5, 19.4)),
+    RoutingCell("states", "mixed", 0.5, (4.62, 5.19)),
+    RoutingCell("states", "mixed", 0.9, (8.54, 9.49)),
 )
 
 
