@@ -16,6 +16,8 @@ from kvbraid.sim.routing.pace import Pace
 from kvbraid.sim.routing.workloads import Workload
 from kvbraid.sim.traces.footprint import ideal_blocks
 from kvbraid.sim.traces.models import SimulatedModel
+from kvbraid.sim.traces.simulation import CHUNK_TOKENS
+from kvbraid.spec import SpecKind
 
 LOAD: Final = Rule(lambda load: 0 < load < 1, "a share of the pods' time, above 0 and below 1")
 POOL: Final = Rule(lambda share: 0 < share < float("inf"), "a share of the working set, above 0")
@@ -47,14 +49,18 @@ def working_set(work: Workload, model: SimulatedModel) -> int:
 def pool_blocks(work: Workload, model: SimulatedModel, *, share: float, num_pods: int) -> int:
     """Return each pod's blocks if the fleet holds such a share of the working set.
 
-    A pool is never smaller than twice what the longest prompt needs.
+    A pool is never smaller than what two of the longest prompts keep, and one needs on its way.
 
     Raises:
         InvalidValueError: The share is not above 0.
     """
     check("share of the working set", share, POOL)
     longest = max(ask.num_tokens for ask in work.asks)
-    least = 2 * ideal_blocks(model.topology.groups, longest)
+    groups = model.topology.groups
+    # Until a step has run, windows and chunks hold all blocks of its tokens.
+    bounded = [g.block_size for g in groups if not g.kind.is_full and g.kind is not SpecKind.MAMBA]
+    step = sum(-(-CHUNK_TOKENS // size) + 1 for size in bounded)
+    least = 2 * ideal_blocks(groups, longest) + step
     return 1 + max(least, ceil(share * working_set(work, model) / num_pods))
 
 

@@ -2,7 +2,11 @@
 
 import pytest
 from kvbraid.errors import InvalidValueError
+from kvbraid.ids import PodId
+from kvbraid.models import CONFIGS
 from kvbraid.sim.routing.loads import idle_rate, pool_blocks, rate_of, working_set
+from kvbraid.sim.routing.pod import SimulatedFleet, SimulatedPod
+from kvbraid.sim.traces.models import simulated_model
 
 from tests.unit.sim.routing.fleets import FULL, PACE, STATES, ask, work
 
@@ -28,6 +32,15 @@ def test_pods_share_the_working_set_and_have_room_for_the_longest_prompt() -> No
     )  # Two prompts, and the null block.
     with pytest.raises(InvalidValueError, match="share of the working set is 0"):
         pool_blocks(twice, FULL, share=0, num_pods=3)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_smallest_pool_has_room_for_the_longest_prompt(name: str) -> None:
+    model = simulated_model(name)
+    asks = work(ask(0, range(20_000)))
+    blocks = pool_blocks(asks, model, share=0.001, num_pods=8)
+    pod = SimulatedPod(PodId("a"), SimulatedFleet(model=model, num_blocks=blocks))
+    assert pod.prefill(asks.asks[0].prompt()).cached == 0
 
 
 def test_a_rate_is_found_even_if_more_requests_mean_fewer_hits() -> None:
