@@ -107,6 +107,11 @@ class RankModel:
         return any(self.copies[key] or self.doubted[key] for key in keys)
 
     @property
+    def named(self) -> set[int]:
+        """The hashes whose places dense stores from the start of a prompt have shown."""
+        return self._named
+
+    @property
     def is_named(self) -> bool:
         """Whether everything held has its place from tokens alone."""
         return {key.block_hash for key in {*+self.copies, *+self.doubted}} <= self._named

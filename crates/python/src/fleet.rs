@@ -313,6 +313,17 @@ impl FleetCore {
         py.detach(|| self.index.ask().num_promised())
     }
 
+    /// The tokens that were ever shown; how many boundaries are remembered, how many were forgotten.
+    fn seen(
+        &self,
+        py: Python<'_>,
+        request: RequestArg,
+        tokens: PromptArg,
+    ) -> PyResult<(u32, u64, u64)> {
+        let seen = ask(py, &request, &tokens, |request| self.index.seen(request))?;
+        Ok((seen.tokens, seen.num_remembered, seen.num_forgotten))
+    }
+
     fn score(
         &self,
         py: Python<'_>,

@@ -8,7 +8,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Applied, Index, RankInfo, SLICE, ScoreRequest};
+use kvbraid_core::fleet::{Applied, Index, RankInfo, SLICE, ScoreRequest, SeenBefore};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A longer payload is decoded without holding the index, because that takes a millisecond or more.
@@ -43,6 +43,22 @@ impl SharedIndex {
     /// Locks the index for a question, if no other thread has it now.
     pub(crate) fn try_ask(&self) -> Option<MutexGuard<'_, Index>> {
         self.index.try_lock()
+    }
+
+    /// What was ever shown of a request. What was shown since the last such question is settled first,
+    /// one portion at a time.
+    pub(crate) fn seen(&self, request: &ScoreRequest<'_>) -> Result<SeenBefore, Error> {
+        let mut index = self.ask();
+        let mut before = usize::MAX;
+        loop {
+            let left = index.settle_seen(SLICE);
+            // Whoever has the index in the meantime may show more than was settled.
+            if left == 0 || left >= before {
+                return index.seen(request);
+            }
+            before = left;
+            MutexGuard::bump(&mut index);
+        }
     }
 
     /// What is known of every rank. The index is released after every few ranks.

@@ -6,7 +6,8 @@
    tokens. The two are equal where the events decide the answer.
 4. `explain` says why, group by group.
 5. `promise` notes a request on its way to a pod, until `withdraw` or until its events tell of it.
-6. `set_state` notes how far the pod's history is known. An answer can be exact only while the
+6. `seen` says how much of a request was ever there, wherever it was and whatever became of it.
+7. `set_state` notes how far the pod's history is known. An answer can be exact only while the
    state is `PodState.EXACT`; `reset` and `lose` note a restart and lost messages.
 
 A pod that has published one prompt of 64 tokens in blocks of 16:
@@ -58,6 +59,7 @@ from kvbraid.fleet.answer import (
     PodInfo,
     PodScore,
     Scores,
+    Seen,
 )
 from kvbraid.fleet.index import FleetIndex, IndexOptions, Keys, Presence
 from kvbraid.fleet.request import Request, Strategy
@@ -82,5 +84,6 @@ __all__ = [
     "Presence",
     "Request",
     "Scores",
+    "Seen",
     "Strategy",
 ]

@@ -134,6 +134,19 @@ class Scores:
         return len(self._native)
 
 
+class Seen(NamedTuple):
+    """How much of a request was ever shown, in `tokens`, as far as the index remembers.
+
+    `num_remembered` boundaries of all models are in the table; a rank may name some of them again.
+    `num_forgotten` were forgotten, the oldest first, each counted as often as it was. While none
+    was, what is beyond `tokens` was never shown.
+    """
+
+    tokens: int
+    num_remembered: int
+    num_forgotten: int
+
+
 class KnownGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One group as configured, or as learned from events."""
 

@@ -23,13 +23,14 @@ from kvbraid.fleet.answer import (
     PodExplanation,
     PodInfo,
     Scores,
+    Seen,
 )
 from kvbraid.fleet.fields import listed, refuse_payloads, refuse_request
 from kvbraid.fleet.registration import NOT_TAKEN, PodRegistration, pass_to_core
 from kvbraid.fleet.request import Request
 from kvbraid.fleet.weights import TIER_WEIGHTS, check_weights
 from kvbraid.ids import GroupId, PodId, PodState, Tier
-from kvbraid.reading import POSITIVE, check, whole
+from kvbraid.reading import OFFSET, POSITIVE, check, whole
 from kvbraid.spec import SpecKind, Topology
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class IndexOptions:
     Above `memory_limit_bytes` (None: no limit) the pod that holds most forgets its least recently
     matched blocks, and its answers become bounds. `limbo_limit_bytes` limits the memory of one
     rank's undecided hashes, and `promise_limit_bytes` that of all promises together: above it the
-    oldest is withdrawn, and its rank counts `promises_over_limit`.
+    oldest is withdrawn, and its rank counts `promises_over_limit`. `seen_limit_bytes` is what the
+    table of `seen` takes: at most a sixteenth of `memory_limit_bytes`, and nothing if it is 0.
 
     `tier_weights` has what a token on a tier is worth in `score`, from 0 to 1 000 000; a tier that
     is left out keeps its default, and a request may set its own. The `weighted_blocks` strategy
@@ -73,6 +75,7 @@ class IndexOptions:
     memory_limit_bytes: int | None = None
     limbo_limit_bytes: int = 64 << 20
     promise_limit_bytes: int = 64 << 20
+    seen_limit_bytes: int = 32 << 20
     tier_weights: Mapping[Tier, float] | None = None
     canonical_block_size: int = 16
     max_ranks: int = 65_536
@@ -87,6 +90,7 @@ class IndexOptions:
         if self.secret is not None and len(self.secret) != SECRET_BYTES:
             msg = f"secret has {len(self.secret)} bytes; it must have {SECRET_BYTES}, or be None"
             raise InvalidValueError(msg)
+        check("seen_limit_bytes", self.seen_limit_bytes, OFFSET)
         check("canonical_block_size", self.canonical_block_size, POSITIVE)
         check_weights(self.tier_weights)
 
@@ -256,6 +260,25 @@ class FleetIndex:
     def num_promised(self) -> int:
         """Return how many promises count."""
         return self._core.num_promised()
+
+    def seen(self, request: Request) -> Seen:
+        """Say how much of a request was ever shown by events or promises, and since forgotten.
+
+        That is at least what any rank holds or names. Beyond it, a table of fixed memory
+        (`seen_limit_bytes`) remembers what no rank names any longer, and promised prompts. One
+        block is evidence of everything before it: the last one that is known decides. `pods`,
+        `tiers` and weights of the request make no difference. May place undecided hashes for good;
+        a hash whose place stays undecided shows nothing.
+
+        Raises:
+            UnknownError: No pod serves the model.
+            InvalidValueError: As in `score`.
+        """
+        try:
+            return Seen._make(self._core.seen(request, request.token_ids))
+        except NOT_TAKEN:
+            refuse_request(request)
+            raise
 
     def score(self, request: Request) -> Scores:
         """Say what every rank of the model could reuse. May place undecided hashes for good.

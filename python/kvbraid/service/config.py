@@ -76,6 +76,7 @@ class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     memory_limit_bytes: _Positive | None = None
     limbo_limit_bytes: _Positive = 64 << 20
     promise_limit_bytes: _Positive = 64 << 20
+    seen_limit_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 32 << 20
     tier_weights: TierWeights = DEFAULT_WEIGHTS
     canonical_block_size: Annotated[int, Meta(ge=1, lt=1 << 32)] = 16
 

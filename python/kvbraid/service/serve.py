@@ -43,6 +43,7 @@ def index_options(config: FleetConfig) -> IndexOptions:
         memory_limit_bytes=config.index.memory_limit_bytes,
         limbo_limit_bytes=config.index.limbo_limit_bytes,
         promise_limit_bytes=config.index.promise_limit_bytes,
+        seen_limit_bytes=config.index.seen_limit_bytes,
         tier_weights=config.index.tier_weights.by_tier(),
         canonical_block_size=config.index.canonical_block_size,
         max_ranks=min(config.limits.pods, MOST_RANKS),

@@ -368,7 +368,8 @@ def test_storing_and_removing_for_ever_does_not_grow() -> None:
     The first rounds fill what a rank may keep of names that nobody holds; then nothing grows. When
     a table doubles depends on the secret, within those rounds or, seldom, after them.
     """
-    index = index_of(Topology(groups=(FULL,)), IndexOptions(secret=bytes(SECRET_BYTES)))
+    options = IndexOptions(secret=bytes(SECRET_BYTES), seen_limit_bytes=1 << 16)
+    index = index_of(Topology(groups=(FULL,)), options)
     num_blocks, live = 20_000, 16
     after: list[int] = []
     for number in range(20):

@@ -7,6 +7,7 @@
 //! - `query`: from a request to the rows of an answer; begin at `rows`.
 //! - `model`: the pods of one model, which `ingest` writes and `query` reads.
 //! - `promised`: prompts that were sent to pods, and of which no event tells yet.
+//! - `seen`: prompts that were there once, or were promised.
 //! - `ingest`: from a decoded batch to the places and copies of its hashes; begin at `apply`.
 //! - `rank`: one data-parallel rank, its copies, and what it loses.
 //! - `pod`: what is known of one engine: its groups, its dialect, its hash function.
@@ -57,6 +58,7 @@ mod presence;
 mod promised;
 mod query;
 mod rank;
+mod seen;
 mod silent;
 mod state;
 mod tier;
@@ -72,6 +74,7 @@ pub use pod::publisher::{Hidden, Publisher};
 pub use pod::{Member, PodSpec};
 pub use query::answer::{Answer, Bounds, Exactness, Limiting, Row};
 pub use query::request::{ScoreRequest, Strategy};
+pub use query::seen::SeenBefore;
 pub use rank::counts::Placed;
 pub use silent::SilentPools;
 pub use state::State;

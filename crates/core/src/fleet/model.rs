@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::divisors::gcd;
 use crate::fleet::ingest::apply::Slice;
 use crate::fleet::ingest::intake::Intake;
+use crate::fleet::keys::step::StepKinds;
 use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::units::Units;
 use crate::fleet::pod::Member;
@@ -20,6 +20,7 @@ use crate::fleet::presence::slots::Whereabouts;
 use crate::fleet::promised::Promises;
 use crate::fleet::rank::Rank;
 use crate::fleet::tier::Tier;
+use crate::prefix::PrefixKey;
 use crate::secret::Secret;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all of them.
@@ -60,20 +61,6 @@ impl Class {
         let view = (**self.view.inside.as_ref()?).clone();
         Some(Self { view, ..*self })
     }
-
-    /// The largest step that visits every boundary that the rule asks for.
-    #[must_use]
-    pub(super) fn unit(&self) -> u32 {
-        let topology = &self.view.topology;
-        let hash = if topology.partial_hits {
-            topology.hash_block_size
-        } else {
-            0
-        };
-        let groups = topology.groups.iter().filter(|g| g.prefix_cacheable);
-        let blocks = groups.map(|g| g.block_size).fold(0, gcd);
-        gcd(gcd(blocks, topology.alignment), hash).max(1)
-    }
 }
 
 /// All pods of one model.
@@ -87,6 +74,10 @@ pub(super) struct Model {
     pub marks: Arc<Marks>,
     /// The prompts that were sent to ranks, and of which no event tells yet.
     pub promises: Promises,
+    /// The boundaries at which hashes stand and stood.
+    pub steps: StepKinds,
+    /// What sets the model's keys apart from other models' in the table of what was seen.
+    pub term: PrefixKey,
     /// The ranks by column; `None` is a free column.
     pub ranks: Vec<Option<Rank>>,
     free: BTreeSet<usize>,
@@ -99,13 +90,15 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// A model without any rank.
-    pub(super) fn new(secret: &Secret) -> Self {
+    /// A model of this name, without any rank.
+    pub(super) fn new(name: &str, secret: &Secret) -> Self {
         let marks = Marks::new(secret);
         Self {
             nodes: Nodes::new(secret),
             planes: Planes::default(),
             promises: Promises::default(),
+            steps: StepKinds::default(),
+            term: marks.model(name),
             ranks: Vec::new(),
             free: BTreeSet::new(),
             tick: 0,
@@ -127,10 +120,15 @@ impl Model {
         (index, Column { word, bit })
     }
 
-    /// Drops what was derived from the ranks' groups, because what is known of a group has changed.
-    pub(super) fn invalidate(&mut self) {
+    /// Drops what was derived from the ranks' groups, because what is known of those of a rank has
+    /// changed.
+    pub(super) fn invalidate(&mut self, index: usize) {
         self.classes = None;
         self.roster = None;
+        let rank = self.ranks[index].as_ref();
+        if let Some(step) = rank.and_then(|rank| rank.catalog.finest_step()) {
+            self.steps.note(step);
+        }
     }
 
     /// Whether what is known of a rank includes what a feed published.
@@ -159,7 +157,7 @@ impl Model {
         };
         let is_in = slice.run();
         if slice.learned {
-            self.invalidate();
+            self.invalidate(index);
         }
         if is_in && intake.applied().cleared > 0 {
             self.promises.withdraw_all(index);
@@ -218,7 +216,7 @@ impl Model {
         self.with_rank(index, Rank::forget_everything);
         self.ranks[index] = None;
         self.free.insert(index);
-        self.invalidate();
+        self.invalidate(index);
     }
 
     /// The classes of ranks that can be evaluated together.

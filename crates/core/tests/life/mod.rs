@@ -60,6 +60,7 @@ impl Life {
             use_hash_functions: choices.below(2) == 0,
             memory_limit_bytes: memory,
             limbo_limit_bytes: limbo,
+            seen_limit_bytes: if is_same { 64 << 10 } else { 256 },
             canonical_block_size: NonZeroU32::new(2).unwrap(),
             ..Options::new(Secret::new([7; 32]))
         };
@@ -292,11 +293,25 @@ impl Life {
             !self.is_same || told(&answer) == told(&other),
             "{answer:?} {other:?}"
         );
+        self.check_seen(request, &answer);
         let explained = self.index.explain(request).unwrap();
         assert_eq!(explained.strips().len(), explained.answer.rows.len());
         for (row, other) in explained.answer.rows.iter().zip(&answer.rows) {
             assert_eq!((row.state, row.bounds), (other.state, other.bounds));
         }
+    }
+}
+
+impl Life {
+    /// What a rank has of a request was shown; and whoever takes batches in otherwise was shown the
+    /// same.
+    fn check_seen(&mut self, request: &ScoreRequest<'_>, answer: &Answer) {
+        let [one, other] =
+            [&mut self.index, &mut self.twin].map(|index| index.seen(request).unwrap());
+        let present = answer.rows.iter().map(|row| row.present).max();
+        assert!(present.unwrap_or(0) <= one.tokens, "{one:?} {answer:?}");
+        let is_whole = self.is_same && one.num_forgotten + other.num_forgotten == 0;
+        assert!(!is_whole || one.tokens == other.tokens, "{one:?} {other:?}");
     }
 }
 

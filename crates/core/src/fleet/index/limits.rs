@@ -2,14 +2,16 @@
 //!
 //! Invariant: above `memory_limit_bytes` the pod that holds the most forgets first. A pod below its share
 //! of the limit therefore forgets nothing, whatever other pods do. Memory in use is brought under
-//! four fifths of the limit, and spare capacity of tables under the last fifth. This happens in
-//! portions of a few milliseconds, and other users of the index get a turn between two portions.
+//! four fifths of the limit. The last fifth is for spare capacity of tables, and for what was seen
+//! before, which is never brought down. This happens in portions of a few milliseconds, and other
+//! users of the index get a turn between two portions.
 
 use super::Index;
 use crate::fleet::ingest::intake::Intake;
 use crate::fleet::model::Model;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::rank::{Rank, oldest};
+use crate::prefix::plus;
 
 /// The number of ranks that the payloads of one pod may name beyond those registered. With this
 /// limit, an engine that invents ranks leaves room for the ranks of other pods.
@@ -34,6 +36,7 @@ impl Index {
     pub fn bytes(&self) -> usize {
         self.models.values().map(Model::bytes).sum::<usize>()
             + self.intake.as_ref().map_or(0, Intake::bytes)
+            + self.seen.bytes()
     }
 
     /// Notes that a batch was applied.
@@ -56,6 +59,7 @@ impl Index {
     /// Does a portion of the remaining work: releases what was removed and, if it is time to look,
     /// brings memory under its limits. Returns true if nothing is left to do.
     pub fn keep_limits(&mut self) -> bool {
+        self.note_gone();
         if (self.models.values_mut()).any(|model| model.nodes.release_some(RELEASED) > 0) {
             return false;
         }
@@ -67,15 +71,23 @@ impl Index {
             return false;
         }
         let idle: usize = self.models.values().map(Model::idle_bytes).sum();
-        let room = limit / 5;
+        let (room, beside) = (limit / 5, idle + self.seen.bytes());
         if self.bound_limbos(limit / 2)
-            || self.bytes() - idle > limit - room && self.forget_some()
-            || idle > room && self.give_back_some()
+            || self.bytes() - beside > limit - room && self.forget_some()
+            || beside > room && self.give_back_some()
         {
             return false;
         }
         self.unchecked = 0;
         true
+    }
+
+    /// Notes the boundaries that nobody names any longer, and those that were promised.
+    pub(in crate::fleet) fn note_gone(&mut self) {
+        for model in self.models.values_mut() {
+            let term = model.term;
+            model.nodes.take_gone(|key| self.seen.note(plus(key, term)));
+        }
     }
 
     /// Keeps the undecided hashes of all ranks together below this many bytes. The rank with the

@@ -29,6 +29,8 @@ use crate::fleet::pod::{Member, Pod};
 use crate::fleet::query::answer::{Answer, Row};
 use crate::fleet::query::request::{CanonicalBlocks, ResolvedRequest, ScoreRequest, Strategy};
 use crate::fleet::query::search::RequestSearch;
+use crate::fleet::query::seen::{SeenBefore, seen_before};
+use crate::fleet::seen::Seen;
 use crate::fleet::state::State;
 use crate::fleet::tier::{Tier, TierSet};
 use crate::rule;
@@ -58,6 +60,8 @@ pub struct Options {
     pub limbo_limit_bytes: usize,
     /// Above this many bytes, the oldest promise is withdrawn.
     pub promise_limit_bytes: usize,
+    /// The bytes of the table of what was seen before; 0 means that there is none.
+    pub seen_limit_bytes: usize,
     /// The weight of a token on each tier, in the order of `Tier::ALL`.
     pub weights: [f64; 3],
     /// Tokens per block of the `weighted_blocks` strategy.
@@ -81,6 +85,7 @@ impl Options {
             memory_limit_bytes: 0,
             limbo_limit_bytes: 64 << 20,
             promise_limit_bytes: 64 << 20,
+            seen_limit_bytes: 32 << 20,
             weights: [1.0, 0.8, 0.5],
             canonical_block_size: const { NonZeroU32::new(16).unwrap() },
             max_ranks: 65_536,
@@ -95,6 +100,14 @@ impl Options {
             all => self.limbo_limit_bytes.min(all / 2),
         }
     }
+
+    /// The bytes that the table of what was seen before takes: at most a sixteenth of all.
+    fn seen_limit(&self) -> usize {
+        match self.memory_limit_bytes {
+            0 => self.seen_limit_bytes,
+            all => self.seen_limit_bytes.min(all / 16),
+        }
+    }
 }
 
 /// The index of a fleet.
@@ -107,6 +120,8 @@ pub struct Index {
     /// them.
     pub(in crate::fleet) intake: Option<Intake>,
     pub(in crate::fleet) scratch: rule::Scratch,
+    /// What was there once, of all models.
+    pub(in crate::fleet) seen: Seen,
     /// How many promises were made.
     pub(in crate::fleet) num_promises: u64,
     /// The work taken in since memory was last compared with its limits.
@@ -123,6 +138,7 @@ impl Index {
             pods: BTreeMap::new(),
             intake: None,
             scratch: rule::Scratch::default(),
+            seen: Seen::new(&options.secret, options.seen_limit()),
             num_promises: 0,
             unchecked: 0,
         }
@@ -157,6 +173,33 @@ impl Index {
             rows,
             effort,
         })
+    }
+
+    /// How much of a prompt was ever shown to the index, whoever showed it. The pods, tiers and weights
+    /// of the request make no difference.
+    ///
+    /// # Errors
+    /// `Unknown` for a model that is not registered.
+    pub fn seen(&mut self, request: &ScoreRequest<'_>) -> Result<SeenBefore> {
+        let everywhere = ScoreRequest {
+            pods: None,
+            ..request.clone()
+        };
+        let roster = self.roster(&everywhere)?;
+        let resolved = self.resolve(&everywhere, &roster);
+        self.settle_seen(usize::MAX);
+        let Self { models, seen, .. } = self;
+        let model = models
+            .get_mut(request.model)
+            .ok_or_else(|| unknown_model(request))?;
+        Ok(seen_before(&mut RequestSearch::new(model, &resolved), seen))
+    }
+
+    /// Prepares `seen`: brings at most this many boundaries to where they are found. Returns how many
+    /// are left.
+    pub fn settle_seen(&mut self, most: usize) -> usize {
+        self.note_gone();
+        self.seen.settle(most)
     }
 
     /// Fills in what a request leaves open.
@@ -227,6 +270,7 @@ impl Index {
         for model in self.models.values() {
             model.check_integrity();
         }
+        self.seen.check_integrity();
     }
 
     /// What is known of every rank.

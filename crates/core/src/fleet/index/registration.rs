@@ -11,6 +11,7 @@ use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::EngineChain;
 use crate::fleet::pod::{Pod, PodSpec};
 use crate::fleet::rank::Rank;
+use crate::prefix::plus;
 use crate::wire::MAX_RANKS;
 
 impl Index {
@@ -42,7 +43,7 @@ impl Index {
         let secret = &self.options.secret;
         self.models
             .entry(spec.model.clone())
-            .or_insert_with(|| Model::new(secret));
+            .or_insert_with_key(|name| Model::new(name, secret));
         self.pods.insert(
             name.to_owned(),
             Pod {
@@ -81,7 +82,7 @@ impl Index {
         let model = self
             .models
             .entry(pod.spec.model.clone())
-            .or_insert_with(|| Model::new(secret));
+            .or_insert_with_key(|name| Model::new(name, secret));
         let (index, column) = model.free_column();
         let spec = &pod.spec;
         let chain = if self.options.use_hash_functions {
@@ -104,7 +105,7 @@ impl Index {
             limbo_limit: self.options.limbo_limit(),
             ..rank
         });
-        model.invalidate();
+        model.invalidate(index);
         pod.columns.insert(dp_rank, index);
         Ok(index)
     }
@@ -122,9 +123,21 @@ impl Index {
             model.remove(column);
         }
         if model.ranks.iter().all(Option::is_none) {
-            self.models.remove(&pod.spec.model);
+            self.remove_model(&pod.spec.model);
         }
         Ok(())
+    }
+
+    /// Removes a model without pods, after all that it names was noted. At which boundaries its hashes
+    /// stood is forgotten, and a later model of this name may have others.
+    fn remove_model(&mut self, name: &str) {
+        self.note_gone();
+        if let Some(model) = self.models.remove(name) {
+            for key in model.nodes.named() {
+                self.seen.note(plus(key, model.term));
+            }
+            self.seen.lose(model.steps.num_lost());
+        }
     }
 
     /// Refuses a pod that does not serve the model.

@@ -6,9 +6,10 @@ use crate::error::Result;
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
+use crate::fleet::keys::step::KeyStep;
 use crate::fleet::pod::Member;
 use crate::fleet::presence::SharedPresence;
-use crate::fleet::query::prompt_keys::{KeyStep, PromptKeys};
+use crate::fleet::query::prompt_keys::PromptKeys;
 use crate::fleet::query::request::ScoreRequest;
 use crate::fleet::query::search::RequestSearch;
 use crate::fleet::query::soon;
@@ -144,8 +145,10 @@ impl Index {
         let promise = soon::promise(&mut RequestSearch::new(model, &resolved), column, junction);
         model.promises.set_sparse(column, sparse_windows);
         if let Some(promise) = promise {
+            model.nodes.note_shown(&promise.keys);
             model.promises.add(id, promise);
         }
+        self.note_gone();
         while self.promised_bytes() > limit && self.withdraw_oldest() {}
         Ok(id)
     }

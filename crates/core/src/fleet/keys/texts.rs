@@ -40,6 +40,7 @@ enum Purpose {
     Owner,
     Token,
     Space,
+    Model,
 }
 
 impl Marks {
@@ -94,6 +95,12 @@ impl Marks {
     #[must_use]
     pub(in crate::fleet) fn lora_seed(&self, name: Option<&str>) -> PrefixKey {
         self.number(Purpose::Lora, name)
+    }
+
+    /// What sets the keys of a model apart from those of others.
+    #[must_use]
+    pub(in crate::fleet) fn model(&self, name: &str) -> PrefixKey {
+        self.texts.of(Purpose::Model as u8, name.as_bytes())
     }
 
     /// What a multimodal item adds at its first token.

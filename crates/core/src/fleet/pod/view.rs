@@ -2,6 +2,7 @@
 
 use super::catalog::{Catalog, LearnedGroup, UNGROUPED};
 use crate::divisors::{gcd, lcm};
+use crate::fleet::keys::step::KeyStep;
 use crate::fleet::silent::{CERTAIN, LIKELY, Silent};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
@@ -73,6 +74,37 @@ impl View {
         }
     }
 
+    /// The largest number of tokens that every boundary is a multiple of that the rule asks for.
+    #[must_use]
+    pub(in crate::fleet) fn unit(&self) -> u32 {
+        let hash = if self.topology.partial_hits {
+            self.topology.hash_block_size
+        } else {
+            0
+        };
+        let groups = self.topology.groups.iter().filter(|g| g.prefix_cacheable);
+        let blocks = groups.map(|g| g.block_size).fold(0, gcd);
+        gcd(gcd(blocks, self.topology.alignment), hash).max(1)
+    }
+
+    /// The same of every boundary at which a hash may stand, given the catalog's `grain`: hashes stand
+    /// inside blocks too.
+    #[must_use]
+    pub(in crate::fleet) fn finest_unit(&self, grain: u32) -> u32 {
+        let inside = self.inside.as_ref().map_or(0, |inside| inside.unit());
+        gcd(gcd(self.unit(), inside), grain)
+    }
+
+    /// The boundaries that the rule asks for, of prompts without an adapter.
+    #[must_use]
+    pub(in crate::fleet) fn step(&self) -> KeyStep {
+        KeyStep {
+            unit: self.unit(),
+            lookahead: self.topology.hash_lookahead,
+            page: self.space_page,
+        }
+    }
+
     /// Leaves out all groups but those of full attention.
     pub(in crate::fleet) fn keep_full(&mut self) {
         let is_full = |group: &GroupSpec| group.kind.is_full();
@@ -108,6 +140,17 @@ impl Catalog {
         });
         view.inside = self.inside_view(&view).map(Box::new);
         Some(view)
+    }
+
+    /// The boundaries at which the pod's hashes may stand; `None` while no group is known.
+    #[must_use]
+    pub(in crate::fleet) fn finest_step(&self) -> Option<KeyStep> {
+        let view = self.view()?;
+        let unit = view.finest_unit(self.grain());
+        Some(KeyStep {
+            unit,
+            ..view.step()
+        })
     }
 
     /// The same pod with hits inside blocks. Only a state between two multiples of the alignment can

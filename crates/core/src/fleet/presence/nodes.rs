@@ -51,7 +51,12 @@ pub(in crate::fleet) struct Nodes {
     free: Vec<u32>,
     /// The nodes that are still counted for slots that are gone, once for each such slot.
     let_go: Vec<NodeId>,
+    /// The keys of boundaries that were shown and have no node, until they are taken.
+    gone: Vec<PrefixKey>,
 }
+
+/// The room for keys of boundaries without a node that is kept.
+const GONE_KEPT: usize = 1 << 12;
 
 impl Nodes {
     /// A table without nodes.
@@ -66,6 +71,7 @@ impl Nodes {
             by_key: KeyTable::new(secret.spread()),
             free: Vec::new(),
             let_go: Vec::new(),
+            gone: Vec::new(),
         }
     }
 
@@ -190,6 +196,31 @@ impl Nodes {
         // No prefix has this key, so a look-up with a hint never finds the free node.
         self.keys[id as usize] = u64::MAX;
         self.free.push(id);
+        self.gone.push(key);
+    }
+
+    /// Notes those of these boundaries that have no node: something other than a slot showed them.
+    pub(in crate::fleet) fn note_shown(&mut self, keys: &[PrefixKey]) {
+        let mut hint = None;
+        for &key in keys {
+            let node = self.find(key, hint);
+            if node.is_none() {
+                self.gone.push(key);
+            }
+            hint = node.or(hint);
+        }
+    }
+
+    /// Hands out the keys of boundaries that were shown and have no node, in the order in which they
+    /// came, each time that one came.
+    pub(in crate::fleet) fn take_gone(&mut self, take: impl FnMut(PrefixKey)) {
+        self.gone.drain(..).for_each(take);
+        self.gone.shrink_to(GONE_KEPT);
+    }
+
+    /// The keys of all nodes.
+    pub(in crate::fleet) fn named(&self) -> impl Iterator<Item = PrefixKey> + '_ {
+        self.by_key.ids().map(|id| self.keys[id as usize])
     }
 
     /// Notes that the slots which pointed to these nodes are gone. `release_some` releases the
@@ -301,6 +332,7 @@ impl Nodes {
         self.keys.capacity() * size_of::<PrefixKey>()
             + self.meta.capacity() * size_of::<Meta>()
             + (self.free.capacity() + self.let_go.capacity()) * 4
+            + self.gone.capacity() * size_of::<PrefixKey>()
             + self.by_key.bytes()
             + self.ahead.allocation_size()
             + self.salted.allocation_size()

@@ -7,6 +7,7 @@
 //! - `tier_score`: the score of the strategy `exact`;
 //! - `expected`: the tokens that a rank likely reuses;
 //! - `soon`: the tokens that a rank will reuse once it has what was promised to it;
+//! - `seen`: the tokens that were ever shown of a request;
 //! - `reasons`: why an answer is a bound;
 //! - `by_column`: the rows, found by the columns of their ranks;
 //! - `search`: the keys, nodes and words of one request;
@@ -28,6 +29,7 @@ pub(in crate::fleet) mod reasons;
 pub(in crate::fleet) mod request;
 pub(in crate::fleet) mod rows;
 pub(in crate::fleet) mod search;
+pub(in crate::fleet) mod seen;
 pub(in crate::fleet) mod soon;
 pub(in crate::fleet) mod tier_score;
 pub(in crate::fleet) mod words;

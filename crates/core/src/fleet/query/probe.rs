@@ -4,12 +4,11 @@
 
 use hashbrown::HashMap;
 
-use super::prompt_keys::KeyStep;
 use super::search::RequestSearch;
-use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::naming::Naming;
 use crate::fleet::keys::prompt::Prompt;
+use crate::fleet::keys::step::KeyStep;
 use crate::fleet::limbo::{self, Looks, PlacedBy, Possible};
 use crate::fleet::pod::engine_chain::EngineHash;
 use crate::fleet::presence::SharedPresence;
@@ -162,19 +161,16 @@ impl RequestSearch<'_, '_> {
                 }
                 // Floating tries may hang at any multiple of the hash block, which may be a finer
                 // unit than the rule's.
-                let inside = class.inside().map_or(0, |class| class.unit());
-                let unit = gcd(gcd(class.unit(), inside), rank.catalog.grain());
+                let unit = class.view.finest_unit(rank.catalog.grain());
                 let tiers = [TierSet::GPU, self.request.tiers];
                 let is_unbounded =
                     |tiers: &TierSet| rank.may_hold_anything_of(&self.request.prompt, *tiers);
                 let is_wanted = !tiers.iter().all(is_unbounded) && !class.view.upper_is_everything;
-                let lookahead = class.view.topology.hash_lookahead;
                 found.push(Undecided {
                     column,
                     step: KeyStep {
                         unit,
-                        lookahead,
-                        page: self.page(class),
+                        ..self.step_of(class)
                     },
                     is_wanted,
                 });

@@ -3,22 +3,12 @@
 use crate::fleet::effort::Effort;
 use crate::fleet::keys::ahead::Lookahead;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
+use crate::fleet::keys::step::KeyStep;
 use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::limbo::PromptPositions;
 use crate::fleet::presence::nodes::{NodeId, Nodes};
 use crate::prefix::{PrefixKey, Unit, plus};
-
-/// The boundaries of a list of keys, and how many tokens after each of them a hash covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::fleet) struct KeyStep {
-    /// Tokens from one boundary to the next.
-    pub(in crate::fleet) unit: u32,
-    /// Tokens after a boundary that the engine's hash of it also covers.
-    pub(in crate::fleet) lookahead: u32,
-    /// Tokens per page where chains stand under salts made of their first hashes; else 0.
-    pub(in crate::fleet) page: u32,
-}
 
 /// The boundaries of a request at multiples of one unit. Each has the index's own key of the
 /// prefix there, and the node that is found under this key.

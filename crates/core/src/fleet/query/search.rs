@@ -8,17 +8,19 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::prompt_keys::{KeyStep, PromptKeys};
+use super::prompt_keys::PromptKeys;
 use super::request::ResolvedRequest;
 use super::words::{RankPresence, Words};
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::MediaMark;
+use crate::fleet::keys::step::KeyStep;
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::limbo::Possible;
 use crate::fleet::model::{Class, Model};
 use crate::fleet::presence::planes::PlaneKey;
 use crate::fleet::tier::{Tier, TierSet};
+use crate::prefix::PrefixKey;
 use crate::rule::{Query, Unknown};
 
 /// A class of ranks, and the keys along which its words are read.
@@ -100,9 +102,8 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     /// The boundaries along which a class is read.
     pub(in crate::fleet) fn step_of(&self, class: &Class) -> KeyStep {
         KeyStep {
-            unit: class.unit(),
-            lookahead: class.view.topology.hash_lookahead,
-            page: self.page(class),
+            page: self.page(class.view.space_page),
+            ..class.view.step()
         }
     }
 
@@ -123,12 +124,12 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
         at
     }
 
-    /// Tokens per page of a class whose chains stand under salts made of their first hashes; else 0.
-    /// Those of adapters never do.
-    pub(in crate::fleet) fn page(&self, class: &Class) -> u32 {
+    /// Tokens per page where chains stand under salts made of their first hashes; else 0. Those of
+    /// adapters never do.
+    pub(in crate::fleet) fn page(&self, space_page: u32) -> u32 {
         match self.request.prompt.lora() {
             Some(_) => 0,
-            None => class.view.space_page,
+            None => space_page,
         }
     }
 
@@ -224,6 +225,15 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     /// The most tokens that any engine can reuse.
     pub(in crate::fleet) fn last_token(&self) -> u32 {
         self.request.prompt.last_token()
+    }
+
+    /// The keys of the nodes along the request; `None` if its salt is not known.
+    pub(in crate::fleet) fn node_keys(
+        &self,
+        keys: usize,
+    ) -> Option<impl Iterator<Item = PrefixKey> + '_> {
+        let term = self.model.nodes.term(self.salt_on(keys)?);
+        Some(self.prompt_keys[keys].node_keys(term))
     }
 
     /// The request in the form that the rule takes, for some ranks of a class.

@@ -29,7 +29,7 @@ pub(in crate::fleet) fn fill_coming(
         keys: class_query.keys,
     };
     let (promises, unit) = (&search.model.promises, search.unit(class_query.keys));
-    let keys = node_keys(search, class_query.keys);
+    let keys = search.node_keys(class_query.keys);
     let Some(coming) = keys.and_then(|keys| promises.along(unit, keys, class.word, class.mask))
     else {
         return;
@@ -52,7 +52,7 @@ pub(in crate::fleet) fn promise(
     let class = classes.iter().find(|class| class.has(column))?;
     let step = search.step_of(class);
     let at = search.keys(step);
-    let keys: Vec<PrefixKey> = node_keys(search, at)?.collect();
+    let keys: Vec<PrefixKey> = search.node_keys(at)?.collect();
     let grid = grid(&class.view.topology);
     let num_tokens = search.last_token().saturating_add(1);
     let mut kept: SmallVec<[u32; 2]> = SmallVec::new();
@@ -90,16 +90,6 @@ fn read_coming(
         row.coming = tokens[column % 64];
         row.present_soon = row.present.max(present[column % 64]);
     }
-}
-
-/// The keys of the nodes along the request; `None` if its salt is not known.
-fn node_keys<'a>(
-    search: &'a RequestSearch<'_, '_>,
-    keys: usize,
-) -> Option<impl Iterator<Item = PrefixKey> + 'a> {
-    let salt = search.salt_on(keys)?;
-    let term = search.model.nodes.term(salt);
-    Some(search.prompt_keys[keys].node_keys(term))
 }
 
 /// The tokens between two boundaries at which every group has a whole block.
