@@ -89,8 +89,8 @@ PRIVATE_WORD: Final = re.compile(
     "|".join(
         rf"\b{start}{end}"
         for start, end in (
-            ("le", r"an(s|ing|t)?\b"), ("sh", r"adows?\b"), ("la", r"dders?\b"),
-            ("co", r"urts?\b"), ("do", r"ors?\b"), ("la", "w:"),
+            ("le", r"an(s|ing|t)?\b"), ("sh", r"adows?\b"), ("co", r"urts?\b"),
+            ("do", r"ors?\b"), ("la", "w:"),
         )
     ),
     re.IGNORECASE,

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from httpx import Response
+from kvbraid.errors import UnknownError
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
-from kvbraid.fleet import FleetIndex
+from kvbraid.fleet import FleetIndex, Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.policy import BASELINES, RouterOptions, Seconds
 from kvbraid.policy import Terms as PolicyTerms
@@ -40,6 +41,11 @@ class Clock:
         return self.now
 
 
+class Remembered(NamedTuple):
+    tokens: int
+    num_forgotten: int
+
+
 class Fleet:
     """A client of a service of two pods, whose time stands still until it is told."""
 
@@ -61,10 +67,13 @@ class Fleet:
         return dict(answer.json())
 
     def report(self, pick: str, event: str, **fields: object) -> str:
+        return str(self.reported(pick, event, **fields)["status"])
+
+    def reported(self, pick: str, event: str, **fields: object) -> dict[str, Any]:
         answer = self.client.post("/v1/picked", json={"pick": pick, "event": event, **fields})
         assert answer.status_code == 200, answer.text
         assert answer.json()["pick"] == pick
-        return str(answer.json()["status"])
+        return dict(answer.json())
 
     def running(self) -> dict[str, int]:
         rows = self.client.get("/v1/pods").json()["pods"]
@@ -76,8 +85,22 @@ class Fleet:
         return {labels.removeprefix(name): float(value) for labels, _, value in found}
 
 
-def fleet_of(routing: Routing | None = None, limits: Limits | None = None) -> Iterator[Fleet]:
-    index, clock = FleetIndex(), Clock()
+class RememberingIndex(FleetIndex):
+    """Remembers so many tokens of each prompt, or nothing."""
+
+    remembered = Remembered(160, 0)
+
+    def seen(self, request: Request, /) -> Remembered:
+        del request
+        return self.remembered
+
+
+def fleet_of(
+    routing: Routing | None = None,
+    limits: Limits | None = None,
+    index: FleetIndex | None = None,
+) -> Iterator[Fleet]:
+    index, clock = index or FleetIndex(), Clock()
     picking = Picking(index, routing, clock=clock)
     service = Service(index, FakeFeed(), picking=picking, limits=limits)
     with TestClient(Application(service), base_url="http://localhost") as client:
@@ -411,13 +434,20 @@ def test_what_was_delivered_is_summed_beside_what_was_promised(fleet: Fleet) -> 
             "cached_tokens with event first_token; expected it with event end alone",
         ),
         ("failed", 0, "cached_tokens with event failed; expected it with event end alone"),
+        ("end", {"cached_tokens": 6, "prompt_tokens": 5}, "cached_tokens is 6 of a prompt of 5 tokens"),
+        (
+            "first_token",
+            {"prompt_tokens": 160},
+            "prompt_tokens with event first_token; expected it with event end alone",
+        ),
     ],
 )
 def test_tokens_that_no_request_can_have_reused_are_refused_and_change_nothing(
-    fleet: Fleet, event: str, tokens: int, told: str
+    fleet: Fleet, event: str, tokens: int | dict[str, int], told: str
 ) -> None:
     pick = fleet.pick()["pick"]
-    body = {"pick": pick, "event": event, "cached_tokens": tokens}
+    given = {"cached_tokens": tokens} if isinstance(tokens, int) else tokens
+    body = {"pick": pick, "event": event, **given}
     answer = refusal(fleet.client.post("/v1/picked", json=body))
     assert answer == (400, "invalid_value", told)
     reports = fleet.metrics("kvbraid_pick_reports_total")
@@ -457,6 +487,129 @@ def test_picks_and_reports_of_several_data_planes_at_once_leave_nothing(fleet: F
     reports = fleet.metrics("kvbraid_pick_reports_total")
     assert sum(reports.values()) == 4 * 20 + 3
     assert sum(fleet.metrics("kvbraid_picks_total").values()) == 4 * 20
+
+
+# ---- from prompts to what was delivered ------------------------------------------------------
+
+
+def gaps(answer: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(row["gap"], row["reason"], row["tokens"]) for row in answer["gaps"]]
+
+
+def test_the_end_of_a_request_is_answered_with_its_rungs_and_the_reasons_of_its_gaps() -> None:
+    for fleet in fleet_of(index=RememberingIndex()):
+        hold(fleet.index, "b", 96)
+        first = fleet.pick(request_id="r")
+        assert first["pod"] == "b"
+        assert fleet.reported("r", "first_token") == {
+            "pick": "r", "status": "noted", "ladder": None,
+        }  # fmt: skip
+        ended = fleet.reported("r", "end", cached_tokens=80, prompt_tokens=160)
+        assert ended["ladder"]["rungs"] == {
+            "prompt": 160, "seen": 160, "best": 96, "chosen": 96, "lower": 96, "upper": 96,
+            "delivered": 80,
+        }  # fmt: skip
+        assert gaps(ended["ladder"]) == [
+            ("best", "evicted", 64), ("delivered", "engine_recomputed", 16),
+        ]  # fmt: skip
+        again = fleet.reported("r", "end", cached_tokens=80)
+        assert again == {"pick": "r", "status": "unknown", "ladder": None}
+
+
+def test_a_prompt_on_its_way_is_reused_before_its_events_tell(fleet: Fleet) -> None:
+    fleet.pick(request_id="first", candidates=["a"])
+    fleet.pick(request_id="second", candidates=["a"])
+    ladder = fleet.reported("second", "end", cached_tokens=REUSED)["ladder"]
+    assert (ladder["rungs"]["seen"], ladder["rungs"]["chosen"]) == (None, 0)
+    assert gaps(ladder) == [("best", "event_lag", 160), ("above", "event_lag", REUSED)]
+
+
+def test_a_rank_that_holds_the_whole_prompt_still_computes_its_end(fleet: Fleet) -> None:
+    hold(fleet.index, "b", 160)
+    fleet.pick(request_id="r", candidates=["b"])
+    ladder = fleet.reported("r", "end", cached_tokens=REUSED)["ladder"]
+    assert gaps(ladder) == [("best", "end_of_prompt", 16)]
+
+
+def test_a_better_rank_that_drains_is_the_reason_of_what_is_computed_elsewhere(
+    fleet: Fleet,
+) -> None:
+    hold(fleet.index, "b", 96)
+    fleet.put("b", drain=True)
+    fleet.pick(request_id="r")
+    ladder = fleet.reported("r", "end")["ladder"]
+    assert gaps(ladder) == [("best", "unknown", 64), ("chosen", "left_out", 96)]
+    assert ladder["rungs"]["delivered"] is None
+
+
+def test_a_hybrid_that_lacks_a_state_holds_tokens_that_it_cannot_resume_from(
+    fleet: Fleet,
+) -> None:
+    groups = [{"kind": "full_attention", "block_size": 16}, {"kind": "mamba", "block_size": 16}]
+    fleet.put("b", topology={"groups": groups})
+    hold(fleet.index, "b", 128)
+    fleet.pick(request_id="r", candidates=["b"])
+    ladder = fleet.reported("r", "end", cached_tokens=0)["ladder"]
+    assert gaps(ladder) == [("best", "state_missing", 160)]
+
+
+def test_an_engine_that_counts_another_prompt_has_other_tokens(fleet: Fleet) -> None:
+    hold(fleet.index, "b", 96)
+    fleet.pick(request_id="r", candidates=["b"])
+    ladder = fleet.reported("r", "end", cached_tokens=170, prompt_tokens=171)["ladder"]
+    assert ladder["rungs"]["delivered"] == 160
+    assert gaps(ladder)[1:] == [("above", "tokens_differ", 64)]
+
+
+def test_the_sums_are_of_tokens_and_the_same_in_every_place() -> None:
+    index = RememberingIndex()
+    for fleet in fleet_of(index=index):
+        assert fleet.client.get("/v1/ladder").json() == {"models": []}
+        hold(fleet.index, "b", 96)
+        for name, cached in (("1", 96), ("2", None)):
+            fleet.pick(request_id=name, candidates=["b"])
+            fleet.report(name, "end", **({} if cached is None else {"cached_tokens": cached}))
+        index.remembered = Remembered(32, 1)
+        fleet.pick(request_id="3", candidates=["b"], token_ids=[*PROMPT[:96], 7])
+        fleet.report("3", "end", cached_tokens=0)
+        fleet.pick(request_id="4")
+        fleet.report("4", "failed")
+        fleet.pick(request_id="5", token_ids=[])
+        assert fleet.reported("5", "end", cached_tokens=0)["ladder"] is None
+        (model,) = fleet.client.get("/v1/ladder").json()["models"]
+        assert {name: model[name] for name in ("model", "ended", "reported", "raised")} == {
+            "model": "m", "ended": 3, "reported": 2, "raised": 1,
+        }  # fmt: skip
+        assert model["rungs"] == {
+            "prompt": 417, "seen": 416, "best": 288, "chosen": 288, "lower": 288, "upper": 288,
+            "delivered": 96,
+        }  # fmt: skip
+        assert gaps(model) == [
+            ("seen", "forgotten", 1), ("best", "event_lag", 64), ("best", "evicted", 64),
+            ("delivered", "engine_recomputed", 96), ("delivered", "not_reported", 96),
+        ]  # fmt: skip
+        rungs = fleet.metrics("kvbraid_ladder_tokens_total")
+        assert rungs == {
+            f'{{model="m",rung="{name}"}}': tokens for name, tokens in model["rungs"].items()
+        }
+        assert fleet.metrics("kvbraid_ladder_gap_tokens_total") == {
+            f'{{gap="{gap}",model="m",reason="{reason}"}}': tokens
+            for gap, reason, tokens in gaps(model)
+        }
+        assert fleet.metrics("kvbraid_ladder_requests_total") == {
+            '{model="m",what="ended"}': 3, '{model="m",what="reported"}': 2,
+            '{model="m",what="raised"}': 1,
+        }  # fmt: skip
+
+
+def test_a_model_that_is_removed_meanwhile_is_on_no_rung() -> None:
+    class Gone(RememberingIndex):
+        def seen(self, request: Request, /) -> Remembered:
+            raise UnknownError(request.model)
+
+    for fleet in fleet_of(index=Gone()):
+        fleet.pick(request_id="r")
+        assert fleet.reported("r", "end", cached_tokens=0)["ladder"] is None
 
 
 # ---- what is refused ------------------------------------------------------------------------

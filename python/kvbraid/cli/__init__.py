@@ -16,9 +16,10 @@ The other commands are here.
 
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -32,6 +33,8 @@ from kvbraid.errors import KvbraidError, one_line
 
 _USAGE: Final = 2
 _DEFAULT_URL: Final = "http://127.0.0.1:8090"
+_PERIOD_S: Final = 2.0
+_Answer = TypeVar("_Answer")
 
 
 def main() -> None:
@@ -261,6 +264,27 @@ def pods(url: str, *, as_json: bool) -> None:
 
 
 @cli.command()
+@click.option("--watch", is_flag=True, help="Ask again every 2 seconds, until Ctrl-C.")
+@_json
+@_url
+def ladder(url: str, *, watch: bool, as_json: bool) -> None:
+    """Show how much of all prompts was reused, and why it was not more.
+
+    It leads from the prompts over what was seen before, what the best and the chosen pods were
+    expected to reuse, to what was delivered, in tokens since the server's start. It counts
+    requests that were picked and whose end was reported.
+    """
+    from kvbraid.report.ladder import show_ladder
+    from kvbraid.service.http.client import Client, to_json
+
+    with Client(url) as client:
+        for answer in _again(client.ladder, forever=watch):
+            if watch and not as_json:
+                click.clear()
+            _print(answer, to_json if as_json else None, show_ladder)
+
+
+@cli.command()
 @click.argument("pod", nargs=-1, type=TEXT)
 @click.option(
     "--endpoint", type=TEXT, help="Listen to this ZeroMQ endpoint instead of a server's pods."
@@ -376,6 +400,17 @@ def demo(*, keep: bool, requests: int, seed: int) -> None:
     from kvbraid.sim.fleet.demo import run_demo
 
     sys.exit(run_demo(serve=keep, requests=requests, seed=seed, watch=watch))
+
+
+def _again(ask: Callable[[], _Answer], *, forever: bool) -> Iterator[_Answer]:
+    """Ask once or until Ctrl-C."""
+    yield ask()
+    try:
+        while forever:
+            time.sleep(_PERIOD_S)
+            yield ask()
+    except KeyboardInterrupt:
+        return
 
 
 def _print(answer: Any, as_json: Callable[[Any], str] | None, show: Command) -> None:  # noqa: ANN401

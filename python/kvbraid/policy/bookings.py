@@ -21,7 +21,7 @@ class Booking:
     `computes` are the tokens of the prompt that the rank has to compute; `lower` and `upper` bound
     what it could reuse when it was chosen. `started` says that its first token has been reported.
     `priority` is vLLM's: the smaller is the more urgent. `promise` is what the index was promised,
-    which may outlive the first token by `grace_s`.
+    which may outlive the first token by `grace_s`. `note` is what the router's caller keeps here.
     """
 
     rank: RankId
@@ -35,6 +35,7 @@ class Booking:
     grace_s: float = 0.0
     promise: int | None = None
     started: bool = False
+    note: object = None
 
 
 @dataclass(slots=True)

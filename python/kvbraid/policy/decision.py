@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from kvbraid.fleet import Columns
 from kvbraid.ids import PodState
 from kvbraid.policy.costs import CostRule, Terms
 from kvbraid.policy.view import FleetView, RankId, RoutingPolicy
@@ -17,7 +18,8 @@ class Decision:
     """One choice with all that it was made from; `place` is that of the chosen candidate.
 
     `lower` and `upper` bound what the rank can reuse now: they promise, while `view.resumable`,
-    from which the cost comes, also counts what is in flight. `lifted` names the filters that would
+    from which the cost comes, also counts what is in flight. `columns` has every rank of the
+    model, also those that were left out; the chosen one is in its `row`. `lifted` names the filters that would
     have left nobody, and `left_out` counts the ranks that each of the others left out.
     """
 
@@ -26,6 +28,8 @@ class Decision:
     view: FleetView
     costs: list[float]
     place: int
+    columns: Columns
+    row: int
     lower: int
     upper: int
     state: PodState

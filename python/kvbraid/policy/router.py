@@ -7,7 +7,7 @@ Times are those of the caller's clock, in seconds. Thread-safe: one decision at 
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
@@ -89,6 +89,8 @@ class Router:
 
     `seconds` has the coefficients of each model; a model that is left out has the defaults of
     `Seconds`, and its decisions say so. The router changes nothing of the index but its promises.
+    `note` makes what a decision's booking keeps for the caller; it is called before the request is
+    promised, and must not call the router.
     """
 
     def __init__(
@@ -99,12 +101,14 @@ class Router:
         seconds: Mapping[str, Seconds] | None = None,
         options: RouterOptions | None = None,
         chance: Random | None = None,
+        note: Callable[[Decision], object] | None = None,
     ) -> None:
         self._index = index
         self.policy = policy or CostRule()
         self._seconds = dict(seconds or {})
         self._options = options or RouterOptions()
         self._chance = chance or Random()  # noqa: S311 - it spreads load, and guards nothing
+        self._note = note
         self._standing: dict[RankId | PodId, Standing] = {}
         self._bookings = Bookings()
         self._loads: dict[str, _Load] = {}
@@ -170,6 +174,8 @@ class Router:
                 view=view,
                 costs=costs,
                 place=place,
+                columns=columns,
+                row=row,
                 lower=columns.lower[row],
                 upper=columns.upper[row],
                 state=columns.states[row],
@@ -284,6 +290,7 @@ class Router:
             at=now,
             priority=priority,
             grace_s=options.grace_s if decision.knowledge == "events" else options.remember_s,
+            note=self._note(decision) if self._note is not None else None,
         )
         if options.in_flight:
             booking.promise = self._promise(decision.rank, view.request, junction)

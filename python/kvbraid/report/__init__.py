@@ -4,7 +4,7 @@ In reading order:
 
     console        where reports go
     tables         tables in which nothing is cut, used by most of the others
-    answers        what a server answers
+    answers        what a server answers; `ladder` is how much of the prompts was reused, and why
     events         what `kvbraid tail` shows
     replay         replays of captures
     demo           the demo, as it goes on

@@ -10,6 +10,8 @@ Two wings that do not know each other, on one common ground. In reading order:
     capacity    how many sockets and descriptors this process has room for
     closing     what `with` closes at its end
     ports       the protocols of the index and the feeds that the other modules need
+    rungs       from a prompt to what an engine reused of it: gaps and their reasons
+    ladder      the sums of that, per model
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher

@@ -12,6 +12,7 @@ import msgspec
 from kvbraid.fleet.answer import GroupStrip, KnownGroup, PodExplanation, PodInfo, PodScore
 from kvbraid.ids import PodState
 from kvbraid.policy.decision import Knowledge
+from kvbraid.service.rungs import GapName, GapReason
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True):
@@ -220,11 +221,67 @@ class PickAnswer(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[PickCandidate] | None
 
 
+class RungTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The rungs of the ladder, in tokens: of one request, or the sums of several.
+
+    `seen` is null where the index does not remember what was ever there; `delivered` is null where
+    nobody has reported it.
+    """
+
+    prompt: int
+    seen: int | None
+    best: int
+    chosen: int
+    lower: int
+    upper: int
+    delivered: int | None
+
+
+class GapRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens by which a rung is lower than the one before; of `above`: by which it is higher."""
+
+    gap: GapName
+    reason: GapReason
+    tokens: int
+
+
+class RequestLadder(msgspec.Struct, frozen=True, kw_only=True):
+    """The rungs of one request, and each gap above 0 tokens."""
+
+    rungs: RungTokens
+    gaps: list[GapRow]
+
+
 class PickedAnswer(msgspec.Struct, frozen=True):
-    """Answer of POST /v1/picked: `noted`, or `unknown` if the pick has no booking (any more)."""
+    """Answer of POST /v1/picked: `noted`, or `unknown` if the pick has no booking (any more).
+
+    `ladder` is that of a request whose end was noted, unless its prompt is empty.
+    """
 
     pick: str
     status: Literal["noted", "unknown"]
+    ladder: RequestLadder | None = None
+
+
+class ModelLadder(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of one model: over requests that have `ended`.
+
+    Of these, the reuse of `reported` requests is known, and a rung of `raised` ones was below the
+    next one and was raised to it.
+    """
+
+    model: str
+    ended: int
+    reported: int
+    raised: int
+    rungs: RungTokens
+    gaps: list[GapRow]
+
+
+class LadderAnswer(msgspec.Struct, frozen=True):
+    """Answer of GET /v1/ladder: sums since the server's start, sorted by model."""
+
+    models: list[ModelLadder]
 
 
 class ModelsAnswer(msgspec.Struct, frozen=True):

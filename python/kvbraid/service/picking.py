@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Final, cast
 from uuid import uuid4
 
+from kvbraid.errors import UnknownError
 from kvbraid.fleet import FleetIndex
 from kvbraid.ids import PodId
 from kvbraid.policy import Decision, Router, Standing, Terms
@@ -24,12 +25,15 @@ from kvbraid.service.answers import (
     PickAnswer,
     PickCandidate,
     PickedAnswer,
+    RequestLadder,
 )
 from kvbraid.service.config import PodConfig, Serving
 from kvbraid.service.errors import RefusalError
+from kvbraid.service.ladder import Ladder
 from kvbraid.service.ports import Index
 from kvbraid.service.requests import PickEvent, PickRequest, RankBody, ReportBody
 from kvbraid.service.routing import Routing
+from kvbraid.service.rungs import Delivery, Remembers, Rungs, rungs_of
 
 MOST_FALLBACKS: Final = 3
 """How many ranks an answer names besides the chosen one."""
@@ -69,6 +73,7 @@ class Picking:
         reports: By event and status: `noted`, `unknown` or `refused`.
         tokens: Sums over the prompts whose `delivered` tokens were reported: `prompt`, `lower`,
             `upper`, `resumable`.
+        ladder: From the prompts to what was delivered, with the reason of each gap.
     """
 
     def __init__(
@@ -84,13 +89,16 @@ class Picking:
             routing.make_policy(),
             seconds=routing.seconds,
             options=routing.options,
+            note=self._rungs,
         )
+        self._memory = index if isinstance(index, Remembers) else None
         self._clock = clock
         self._lock = Lock()
         self.picks = Counter(events=0, promises=0)
         self.filters: Counter[tuple[str, str]] = Counter()
         self.reports: Counter[tuple[str, str]] = Counter()
         self.tokens = Counter(prompt=0, lower=0, upper=0, resumable=0, delivered=0)
+        self.ladder = Ladder()
 
     # ---- pods ------------------------------------------------------------------------------
 
@@ -136,7 +144,7 @@ class Picking:
         """Note what has become of a pick; one that has no booking is counted and said so.
 
         Raises:
-            RefusalError: `invalid_value`: `cached_tokens` that no such report can have.
+            RefusalError: `invalid_value`: tokens that no such report can have.
         """
         booking = self._router.booking(told.pick)
         wrong = _what_is_wrong(told, booking)
@@ -145,9 +153,10 @@ class Picking:
             raise RefusalError("invalid_value", wrong)
         is_known = _REPORTS[told.event](self._router, told.pick, now=self._clock())
         self._note(told.event, "noted" if is_known else "unknown")
-        if is_known and booking is not None and told.cached_tokens is not None:
-            self._deliver(booking, told.cached_tokens)
-        return PickedAnswer(pick=told.pick, status="noted" if is_known else "unknown")
+        if not is_known or booking is None:
+            return PickedAnswer(pick=told.pick, status="unknown")
+        ladder = self._deliver(booking, told) if told.event == "end" else None
+        return PickedAnswer(pick=told.pick, status="noted", ladder=ladder)
 
     # ---- what an operator sees -------------------------------------------------------------
 
@@ -178,15 +187,29 @@ class Picking:
         with self._lock:
             self.reports[event, status] += 1
 
-    def _deliver(self, booking: Booking, tokens: int) -> None:
-        with self._lock:
-            self.tokens.update(
-                prompt=booking.tokens,
-                lower=booking.lower,
-                upper=booking.upper,
-                resumable=booking.tokens - booking.computes,
-                delivered=tokens,
-            )
+    def _rungs(self, decision: Decision) -> Rungs | None:
+        """Keep with a booking what the ladder has to know, before it counts as seen itself."""
+        memory = self._memory
+        try:
+            return rungs_of(decision, memory and memory.seen(decision.view.request))
+        except UnknownError:  # All pods of the model were removed meanwhile.
+            return None
+
+    def _deliver(self, booking: Booking, told: ReportBody) -> RequestLadder | None:
+        prompt, rungs = booking.tokens, booking.note
+        tokens = None if told.cached_tokens is None else min(told.cached_tokens, prompt)
+        if tokens is not None:
+            with self._lock:
+                self.tokens.update(
+                    prompt=prompt,
+                    lower=booking.lower,
+                    upper=booking.upper,
+                    resumable=prompt - booking.computes,
+                    delivered=tokens,
+                )
+        if not isinstance(rungs, Rungs):
+            return None
+        return self.ladder.add(rungs, Delivery(tokens, told.prompt_tokens not in (None, prompt)))
 
 
 _REPORTS: Final[Mapping[PickEvent, Callable[..., bool]]] = {
@@ -198,12 +221,15 @@ _COUNTED: Final = ("asked_again", "released_by_time", "bookings_over_limit", "re
 
 
 def _what_is_wrong(told: ReportBody, booking: Booking | None) -> str:
-    if told.cached_tokens is None:
-        return ""
+    cached, prompt = told.cached_tokens, told.prompt_tokens
     if told.event != "end":
-        return f"cached_tokens with event {told.event}; expected it with event end alone"
-    if booking is not None and told.cached_tokens > booking.tokens:
-        return f"cached_tokens is {told.cached_tokens} of a prompt of {booking.tokens} tokens"
+        named = [("cached_tokens", cached), ("prompt_tokens", prompt)]
+        given = next((name for name, tokens in named if tokens is not None), "")
+        ending = f" with event {told.event}; expected it with event end alone"
+        return f"{given}{ending}" if given else ""
+    most = prompt if prompt is not None or booking is None else booking.tokens
+    if cached is not None and most is not None and cached > most:
+        return f"cached_tokens is {cached} of a prompt of {most} tokens"
     return ""
 
 

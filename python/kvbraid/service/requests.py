@@ -121,12 +121,14 @@ class PickBody(PickFields, kw_only=True):
 class ReportBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The JSON body of POST /v1/picked: what has become of a pick.
 
-    `cached_tokens` are the tokens of the prompt that the engine says it has reused.
+    `cached_tokens` are the tokens of the prompt that the engine says it has reused, and
+    `prompt_tokens` those that it says the prompt has.
     """
 
     pick: _RequestId
     event: PickEvent
     cached_tokens: _Offset | None = None
+    prompt_tokens: _Offset | None = None
 
 
 class PickRequest(NamedTuple):

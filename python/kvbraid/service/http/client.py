@@ -16,6 +16,7 @@ from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.service.answers import (
     ErrorAnswer,
     ExplainAnswer,
+    LadderAnswer,
     PickAnswer,
     PickedAnswer,
     PodsAnswer,
@@ -89,6 +90,10 @@ class Client(Closing):
         """Report what has become of a pick."""
         body = msgspec.json.encode(ReportBody(pick=pick, event=event))
         return self._read(self._call("POST", "/v1/picked", content=body), PickedAnswer)
+
+    def ladder(self) -> LadderAnswer:
+        """Ask for the sums from prompts to what was delivered."""
+        return self._read(self._call("GET", "/v1/ladder"), LadderAnswer)
 
     def pods(self) -> PodsAnswer:
         """Ask for every registered pod and rank."""

@@ -85,7 +85,7 @@ def _counter(
     name: str,
     text: str,
     labels: list[str],
-    counts: Mapping[str, int] | Mapping[tuple[str, str], int],
+    counts: Mapping[str, int] | Mapping[tuple[str, str], int] | Mapping[tuple[str, str, str], int],
 ) -> CounterMetricFamily:
     """Return counts by the values of their labels; another thread may be counting."""
     family = CounterMetricFamily(name, text, labels=labels)
@@ -176,6 +176,21 @@ class Metrics(Collector):
             _counter(
                 "kvbraid_pick_tokens", "Tokens of prompts whose reuse was reported.",
                 ["tokens"], picking.tokens,
+            ),
+        )  # fmt: skip
+        requests, tokens, gaps = picking.ladder.sums()
+        yield from (
+            _counter(
+                "kvbraid_ladder_requests", "Requests that have ended, by what became of them.",
+                ["model", "what"], requests,
+            ),
+            _counter(
+                "kvbraid_ladder_tokens", "Rungs, from prompts to what was delivered.",
+                ["model", "rung"], tokens,
+            ),
+            _counter(
+                "kvbraid_ladder_gap_tokens", "Tokens between two rungs, by reason.",
+                ["model", "gap", "reason"], gaps,
             ),
         )  # fmt: skip
 

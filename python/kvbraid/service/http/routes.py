@@ -96,6 +96,12 @@ def picked(context: Context, call: Call) -> Answer:
     return Answer(_encode(context.service.picking.report(told)))
 
 
+def ladder(context: Context, call: Call) -> Answer:
+    """From all prompts to what was delivered: sums of tokens per model, and why they are lower."""
+    del call
+    return Answer(_encode(context.service.picking.ladder.answer()))
+
+
 def list_pods(context: Context, call: Call) -> Answer:
     """Every registered pod and rank: state, progress, what was placed and refused."""
     del call
@@ -266,6 +272,10 @@ ROUTES: Final = (
         method="POST", path="/v1/picked", handler=picked, at_once=never_at_once,
         body=ReportBody, changes=True, answers={200: answers.PickedAnswer},
         errors=(*_CHANGE_ERRORS, "malformed_body", "invalid_value", "body_too_large"),
+    ),
+    Route(
+        method="GET", path="/v1/ladder", handler=ladder, at_once=never_at_once,
+        answers={200: answers.LadderAnswer},
     ),
     Route(
         method="GET", path="/v1/pods", handler=list_pods, at_once=never_at_once,
