@@ -104,6 +104,34 @@ def test_a_pick_that_nobody_may_get_is_one_line_with_the_reason(url: str, tokens
     assert line.startswith("kvbraid: no_pod: none of the 1 candidates serves 'm'; ")
 
 
+def test_the_ladder_is_a_table_or_the_answer_once_or_until_ctrl_c(
+    url: str, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = json.loads(run("pick", tokens, "--model", "m", "--url", url, "--json"))
+    assert answer["pod"] == "pod-0"
+    body = {"model": "m", "token_ids": [1, 2, 3], "request_id": "l"}
+    httpx.post(f"{url}/v1/pick", json=body).raise_for_status()
+    with Client(url) as client:
+        told = client.picked("l", "end")
+    assert told.ladder is not None
+    assert told.ladder.rungs.prompt == 3
+    assert run("ladder", "--url", url).startswith("m: 1 request, 0 reported\nrung ")
+    (model,) = json.loads(run("ladder", "--url", url, "--json"))["models"]
+    assert (model["rungs"]["prompt"], model["ended"]) == (3, 1)
+
+    waits = iter((None, KeyboardInterrupt()))
+
+    def sleep(_: float) -> None:
+        if (error := next(waits)) is not None:
+            raise error
+
+    monkeypatch.setattr("kvbraid.cli.time.sleep", sleep)
+    lines = run("ladder", "--url", url, "--json", "--watch").splitlines()
+    assert [json.loads(line)["models"] for line in lines] == [[model]] * 2
+    waits = iter((KeyboardInterrupt(),))
+    assert "m: 1 request, 0 reported\n" in run("ladder", "--url", url, "--watch")
+
+
 def test_a_pick_shows_the_token_of_the_server(tokens: str) -> None:
     with serving("--token", "sécret") as (_, url):
         asked = ("pick", tokens, "--model", "m", "--url", url)

@@ -434,7 +434,11 @@ def test_what_was_delivered_is_summed_beside_what_was_promised(fleet: Fleet) -> 
             "cached_tokens with event first_token; expected it with event end alone",
         ),
         ("failed", 0, "cached_tokens with event failed; expected it with event end alone"),
-        ("end", {"cached_tokens": 6, "prompt_tokens": 5}, "cached_tokens is 6 of a prompt of 5 tokens"),
+        (
+            "end",
+            {"cached_tokens": 6, "prompt_tokens": 5},
+            "cached_tokens is 6 of a prompt of 5 tokens",
+        ),
         (
             "first_token",
             {"prompt_tokens": 160},
@@ -585,7 +589,7 @@ def test_the_sums_are_of_tokens_and_the_same_in_every_place() -> None:
             "delivered": 96,
         }  # fmt: skip
         assert gaps(model) == [
-            ("seen", "forgotten", 1), ("best", "event_lag", 64), ("best", "evicted", 64),
+            ("seen", "forgotten", 1), ("best", "evicted", 64), ("best", "event_lag", 64),
             ("delivered", "engine_recomputed", 96), ("delivered", "not_reported", 96),
         ]  # fmt: skip
         rungs = fleet.metrics("kvbraid_ladder_tokens_total")

@@ -19,8 +19,9 @@ class Decision:
 
     `lower` and `upper` bound what the rank can reuse now: they promise, while `view.resumable`,
     from which the cost comes, also counts what is in flight. `columns` has every rank of the
-    model, also those that were left out; the chosen one is in its `row`. `lifted` names the filters that would
-    have left nobody, and `left_out` counts the ranks that each of the others left out.
+    model, also those that were left out; the chosen one is in its `row`. `lifted` names the
+    filters that would have left nobody, and `left_out` counts the ranks that each of the others
+    left out.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The hit ladder of a server as a table for each model: rungs, and between them why they are lower.
+"""The hit ladder of a server as a table per model: rungs, and between them why they are lower.
 
 Every number is a sum of tokens, and a share is that sum over the sum of all prompts.
 """

@@ -238,7 +238,7 @@ class RungTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GapRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens by which a rung is lower than the one before; of `above`: by which it is higher."""
+    """By how many tokens a rung is lower than the one before, or, with `above`, higher."""
 
     gap: GapName
     reason: GapReason

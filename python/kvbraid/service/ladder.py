@@ -13,7 +13,7 @@ from kvbraid.service.answers import GapRow, LadderAnswer, ModelLadder, RequestLa
 from kvbraid.service.rungs import Delivery, Gap, GapName, GapReason, Rungs, gaps_of
 
 MOST_MODELS: Final = 1024
-"""Further models are summed as `other`: who may register pods could make up any number of names."""
+"""Further models are summed as `other`: whoever may register pods could make up many names."""
 
 _OTHER: Final = "other"
 
@@ -21,8 +21,8 @@ _OTHER: Final = "other"
 class LadderSums(NamedTuple):
     """A copy of the sums, by model and by name of the rung, or of the gap and its reason.
 
-    `requests` counts those that have `ended`; of these, those whose reuse was `reported`, and those
-    of which a rung was `raised` to the next one.
+    `requests` counts those that have `ended`; of these, those whose reuse was `reported`, and
+    those of which a rung was `raised` to the next one.
     """
 
     requests: Counter[tuple[str, str]]
@@ -75,7 +75,8 @@ class Ladder:
     def sums(self) -> LadderSums:
         """Return a copy of all sums, in which those of a model agree."""
         with self._lock:
-            return LadderSums(*(counts.copy() for counts in self._sums))
+            requests, tokens, gaps = self._sums
+            return LadderSums(requests.copy(), tokens.copy(), gaps.copy())
 
     def answer(self) -> LadderAnswer:
         """Return the sums as GET /v1/ladder has them, models in the order of their names."""

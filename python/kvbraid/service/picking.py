@@ -191,9 +191,10 @@ class Picking:
         """Keep with a booking what the ladder has to know, before it counts as seen itself."""
         memory = self._memory
         try:
-            return rungs_of(decision, memory and memory.seen(decision.view.request))
+            seen = None if memory is None else memory.seen(decision.view.request)
         except UnknownError:  # All pods of the model were removed meanwhile.
             return None
+        return rungs_of(decision, seen)
 
     def _deliver(self, booking: Booking, told: ReportBody) -> RequestLadder | None:
         prompt, rungs = booking.tokens, booking.note

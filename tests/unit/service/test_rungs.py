@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given
@@ -142,7 +142,7 @@ def test_sums_of_requests_have_no_rest_either(
     ],
 )
 def test_what_was_not_seen_was_never_there_unless_something_is_forgotten(
-    change: dict[str, int], reason: GapReason, tokens: int
+    change: dict[str, Any], reason: GapReason, tokens: int
 ) -> None:
     gaps = gaps_of(replace(RUNGS, **change), Delivery(96))
     assert (GapName.SEEN, reason, tokens) in gaps
@@ -165,7 +165,7 @@ def test_what_was_not_seen_was_never_there_unless_something_is_forgotten(
     ],
 )
 def test_what_no_rank_can_reuse_now_has_the_reason_of_its_largest_part(
-    change: dict[str, int], reason: GapReason
+    change: dict[str, Any], reason: GapReason
 ) -> None:
     rungs = replace(RUNGS, **change)
     (gap,) = (gap for gap in gaps_of(rungs, Delivery(96)) if gap.name is GapName.BEST)
@@ -207,7 +207,7 @@ OPEN = {"lower": 48, "upper": 112}
     ],
 )
 def test_what_was_delivered_is_compared_with_what_was_promised(
-    change: dict[str, int], delivery: Delivery, gap: tuple[GapName, GapReason, int] | None
+    change: dict[str, Any], delivery: Delivery, gap: tuple[GapName, GapReason, int] | None
 ) -> None:
     last = gaps_of(replace(RUNGS, seen=96, prompt=160, **change), delivery)[1:]
     assert last == ([] if gap is None else [gap])
