@@ -11,12 +11,14 @@ from kvbraid.ids import PodId, PodState
 from kvbraid.policy import (
     BASELINES,
     CostRule,
+    Decision,
     Router,
     RouterOptions,
     RoutingPolicy,
     Seconds,
     Standing,
 )
+from kvbraid.policy.view import RankId
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 ATTENTION = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),))
@@ -211,6 +213,26 @@ def test_the_terms_of_the_chosen_rank_are_those_of_its_place(name: str) -> None:
     decision = router(fleet(), BASELINES[name]()).pick("1", prompt(), now=0.0)
     every = decision.terms()
     assert decision.chosen_terms() == (every[decision.place] if every else None)
+
+
+def test_a_booking_keeps_the_note_that_is_made_of_its_decision_before_its_promise() -> None:
+    index = fleet()
+    promised: list[int] = []
+
+    def note(decision: Decision) -> tuple[RankId, int]:
+        promised.append(index.num_promised())
+        assert decision.columns.lower[decision.row] == decision.lower
+        assert decision.columns.ranks[decision.row] == decision.rank
+        return decision.rank, decision.columns.expected[decision.row]
+
+    routes = Router(index, chance=Random(1), note=note)
+    store(index, PODS[1], prompt())
+    for name in ("1", "2"):
+        rank = routes.pick(name, prompt(), now=0.0).rank
+        booking = routes.booking(name)
+        assert booking is not None
+        assert booking.note == (rank, 1584 if rank[0] == PODS[1] else 0)
+    assert promised == [0, 1]
 
 
 def test_candidates_that_are_handed_over_are_the_only_ones() -> None:
