@@ -496,6 +496,11 @@ def test_picks_and_reports_of_several_data_planes_at_once_leave_nothing(fleet: F
 # ---- from prompts to what was delivered ------------------------------------------------------
 
 
+@pytest.fixture
+def remembering() -> Iterator[Fleet]:
+    yield from fleet_of(index=RememberingIndex())
+
+
 def gaps(answer: dict[str, Any]) -> list[tuple[str, str, int]]:
     return [(row["gap"], row["reason"], row["tokens"]) for row in answer["gaps"]]
 
@@ -520,11 +525,11 @@ def test_the_end_of_a_request_is_answered_with_its_rungs_and_the_reasons_of_its_
         assert again == {"pick": "r", "status": "unknown", "ladder": None}
 
 
-def test_a_prompt_on_its_way_is_reused_before_its_events_tell(fleet: Fleet) -> None:
-    fleet.pick(request_id="first", candidates=["a"])
-    fleet.pick(request_id="second", candidates=["a"])
-    ladder = fleet.reported("second", "end", cached_tokens=REUSED)["ladder"]
-    assert (ladder["rungs"]["seen"], ladder["rungs"]["chosen"]) == (None, 0)
+def test_a_prompt_on_its_way_is_reused_before_its_events_tell(remembering: Fleet) -> None:
+    remembering.pick(request_id="first", candidates=["a"])
+    remembering.pick(request_id="second", candidates=["a"])
+    ladder = remembering.reported("second", "end", cached_tokens=REUSED)["ladder"]
+    assert (ladder["rungs"]["seen"], ladder["rungs"]["chosen"]) == (160, 0)
     assert gaps(ladder) == [("best", "event_lag", 160), ("above", "event_lag", REUSED)]
 
 
@@ -536,24 +541,24 @@ def test_a_rank_that_holds_the_whole_prompt_still_computes_its_end(fleet: Fleet)
 
 
 def test_a_better_rank_that_drains_is_the_reason_of_what_is_computed_elsewhere(
-    fleet: Fleet,
+    remembering: Fleet,
 ) -> None:
-    hold(fleet.index, "b", 96)
-    fleet.put("b", drain=True)
-    fleet.pick(request_id="r")
-    ladder = fleet.reported("r", "end")["ladder"]
-    assert gaps(ladder) == [("best", "unknown", 64), ("chosen", "left_out", 96)]
+    hold(remembering.index, "b", 96)
+    remembering.put("b", drain=True)
+    remembering.pick(request_id="r")
+    ladder = remembering.reported("r", "end")["ladder"]
+    assert gaps(ladder) == [("best", "evicted", 64), ("chosen", "left_out", 96)]
     assert ladder["rungs"]["delivered"] is None
 
 
 def test_a_hybrid_that_lacks_a_state_holds_tokens_that_it_cannot_resume_from(
-    fleet: Fleet,
+    remembering: Fleet,
 ) -> None:
     groups = [{"kind": "full_attention", "block_size": 16}, {"kind": "mamba", "block_size": 16}]
-    fleet.put("b", topology={"groups": groups})
-    hold(fleet.index, "b", 128)
-    fleet.pick(request_id="r", candidates=["b"])
-    ladder = fleet.reported("r", "end", cached_tokens=0)["ladder"]
+    remembering.put("b", topology={"groups": groups})
+    hold(remembering.index, "b", 128)
+    remembering.pick(request_id="r", candidates=["b"])
+    ladder = remembering.reported("r", "end", cached_tokens=0)["ladder"]
     assert gaps(ladder) == [("best", "state_missing", 160)]
 
 
