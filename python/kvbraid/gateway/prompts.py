@@ -1,0 +1,53 @@
+"""What a request asks for, as far as the choice of a pod depends on it.
+
+Reading a prompt never refuses a request: where its tokens cannot be known, it is sent on by load
+alone, and the reason is counted. The engine is who answers what is wrong with a body.
+"""
+
+from array import array
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+import msgspec
+
+WhyNoTokens: TypeAlias = Literal[
+    "", "malformed", "not_a_prompt", "no_tokenizer", "no_template", "not_text", "too_many_tokens",
+    "failed",
+]  # fmt: skip
+"""Why the tokens of a prompt are unknown; empty if they are known.
+
+`malformed`: not JSON, or of a shape that the API does not have. `not_a_prompt`: a path or a method
+without one. `no_tokenizer`, `no_template`: none for this model. `not_text`: images, sound, or
+something else that only the engine turns into tokens. `failed`: the tokenizer or template did.
+"""
+
+REASONS: Final[tuple[WhyNoTokens, ...]] = get_args(WhyNoTokens)[1:]
+"""Every reason, for who counts them."""
+
+
+class Prompt(NamedTuple):
+    """One request, as a choice sees it; None fields are absent.
+
+    `model` is the name that pods are registered with, and empty if the request names none.
+    `token_ids` is a buffer of uint32 or uint64. `priority` is vLLM's: the smaller, the more urgent.
+    """
+
+    model: str = ""
+    token_ids: "array[int] | memoryview | None" = None
+    lora: str | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    stream: bool = False
+    session: str | None = None
+    priority: int = 0
+    why_no_tokens: WhyNoTokens = ""
+
+
+class PromptReader(Protocol):
+    """Reads what a request asks for."""
+
+    async def read(self, path: str, headers: Mapping[str, str], body: bytes) -> Prompt:
+        """Return what the body of a POST to `path` asks for; never raises for what is in it.
+
+        `headers` have names in lower case.
+        """
