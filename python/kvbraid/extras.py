@@ -1,7 +1,7 @@
-"""The extras: `serve` for a server, its clients and the command line; `torch` for tensors.
+"""The extras: `serve` for servers and commands, `route` for a gateway, `torch` for tensors.
 
-The base install is only the library. Code that needs an extra calls `require_serve` or
-`require_torch` first, so a user reads what to install instead of the name of a missing module.
+The base install is only the library. Code that needs an extra calls `require_serve`,
+`require_route` or `require_torch` first, so a user reads what to install instead of the name of a missing module.
 kvbraid is in no package registry: what is told installs it from its source.
 """
 
@@ -21,6 +21,9 @@ SERVE: Final = (
 )
 """The modules of the extra that the package imports."""
 
+ROUTE: Final = ("aiohttp", "yarl")
+"""The modules that `route` has besides those of `serve`."""
+
 
 def remedy(extra: str) -> str:
     """Return how to install an extra."""
@@ -34,6 +37,15 @@ def require_serve(who: str) -> None:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
     _require(who, "serve", SERVE)
+
+
+def require_route(who: str) -> None:
+    """Check that the extra `route` is installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "route", (*SERVE, *ROUTE))
 
 
 def require_torch(who: str, *names: str) -> None:

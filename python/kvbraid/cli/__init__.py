@@ -10,6 +10,7 @@ In reading order:
     cache     `kvbraid cache`
     fleet     `kvbraid fleet`
     recovery  `kvbraid recover`
+    servers   `kvbraid serve` and `kvbraid route`
 
 The other commands are here.
 """
@@ -27,8 +28,9 @@ from kvbraid import __version__
 from kvbraid.cli.cache import cache
 from kvbraid.cli.fleet import fleet
 from kvbraid.cli.models import model, plan
-from kvbraid.cli.options import SETTING, TEXT, Command
+from kvbraid.cli.options import SETTING, TEXT, Command, Secret
 from kvbraid.cli.recovery import recover
+from kvbraid.cli.servers import route, serve
 from kvbraid.errors import KvbraidError, one_line
 
 _USAGE: Final = 2
@@ -62,13 +64,6 @@ def _fail(*messages: str) -> None:
     sys.exit(_USAGE)
 
 
-class _Secret(click.Option):
-    """An option whose environment variable counts as given even if empty; empty is refused."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvbraid")
 def cli() -> None:
@@ -80,6 +75,8 @@ cli.add_command(fleet)
 cli.add_command(model)
 cli.add_command(plan)
 cli.add_command(recover)
+cli.add_command(route)
+cli.add_command(serve)
 
 _url = click.option(
     "--url", type=TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
@@ -118,41 +115,6 @@ def _request(*more: Command) -> Callable[[Command], Command]:
         return command
 
     return add
-
-
-@cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="Configuration: a fleet.toml.")
-@click.option("--host", type=TEXT, help="Address to listen on.  [default: 127.0.0.1]")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port; 0 = any free one.  [default: 8090]"
-)
-@click.option(
-    "--token", type=TEXT, cls=_Secret, envvar="KVBRAID_TOKEN",
-    help="Bearer token that changes (PUT, DELETE, POST /v1/routed, pick and picked) need.",
-)  # fmt: skip
-@click.option(
-    "--allow-registration", is_flag=True, default=None,
-    help="Allow changes without a token on an address that others can reach.",
-)  # fmt: skip
-@click.option(
-    "--allow-host", "allow_hosts", type=TEXT, multiple=True,
-    help="Another host name that changes on 127.0.0.1 may use; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Write lines of this level and above to stderr.  [default: info]",
-)  # fmt: skip
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]),
-    help="Write lines as text, or as an object of JSON each.  [default: text]",
-)  # fmt: skip
-def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | None) -> None:
-    """Follow engines and answer over HTTP, until SIGTERM or Ctrl-C."""
-    from kvbraid.service.config import FleetConfig, override, read_fleet_file
-    from kvbraid.service.serve import serve
-
-    fleet = FleetConfig() if config is None else read_fleet_file(config)
-    serve(override(fleet, flags), announce=lambda url: click.echo(f"listening on {url}"))
 
 
 @cli.command()
@@ -218,7 +180,7 @@ def explain(
     ),
 )
 @click.option(
-    "--token", type=TEXT, cls=_Secret, envvar="KVBRAID_TOKEN", help="Bearer token of the server."
+    "--token", type=TEXT, cls=Secret, envvar="KVBRAID_TOKEN", help="Bearer token of the server."
 )
 @_json
 @_url

@@ -1,6 +1,7 @@
-"""What commands have in common: text that is UTF-8, and the options of an engine's start."""
+"""What commands have in common: text that is UTF-8, secrets, and the options of an engine."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -52,6 +53,14 @@ class _Setting(click.ParamType[tuple[str, object]]):
 
 
 SETTING: Final = _Setting()
+
+
+class Secret(click.Option):
+    """An option whose environment variable counts as given even if empty; empty is refused."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return what the variable has, even if that is nothing."""
+        return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None
 
 
 def taken(options: dict[str, Any]) -> "EngineOptions":

@@ -1,10 +1,24 @@
 """The embedded gateway: it chooses a pod for each request of the OpenAI API, and forwards bytes.
 
-In reading order:
+The server below is the service's own (`service.http`), the client is aiohttp: nothing here parses
+HTTP or keeps connections. In reading order:
 
     prompts    what a request asks for, as far as a choice depends on it
+    headers    which headers go on to a pod, and which come back
+    bodies     the body of a request, kept or passed on while it arrives
+    usage      what an engine says it has reused, from the end of an answer
+    breakers   which pods have failed so often that they are left alone
+    fleet      the pods: where they are, whom a model's name means, who cannot get a request
+    upstream   requests to pods over aiohttp
+    exchange   one request on its way: what it waits for, and how its wait is ended
+    proxy      the way of a request: read, choose, send on, pass back, report
+    metrics    what the proxy has counted
+    app        the application: the service's own routes, and everything else to a pod
+    route      `kvbraid route`: all of it put together
+
+It comes with the extra `route`.
 """
 
-from kvbraid.extras import require_serve
+from kvbraid.extras import require_route
 
-require_serve(__name__)
+require_route(__name__)

@@ -6,7 +6,7 @@ alone, and the reason is counted. The engine is who answers what is wrong with a
 
 from array import array
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import msgspec
 
@@ -29,7 +29,8 @@ class Prompt(NamedTuple):
     """One request, as a choice sees it; None fields are absent.
 
     `model` is the name that pods are registered with, and empty if the request names none.
-    `token_ids` is a buffer of uint32 or uint64. `priority` is vLLM's: the smaller, the more urgent.
+    `token_ids` is a buffer of uint32 or uint64. `priority` is vLLM's: the smaller is the more
+    urgent.
     """
 
     model: str = ""
@@ -51,3 +52,52 @@ class PromptReader(Protocol):
 
         `headers` have names in lower case.
         """
+
+
+class _Named(msgspec.Struct):
+    """The one field of any body that names a model."""
+
+    model: str = ""
+
+
+class _Completion(msgspec.Struct):
+    """The fields of a completion whose prompt is a list of token ids."""
+
+    model: str
+    prompt: list[int]
+    stream: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
+_COMPLETION: Final = msgspec.json.Decoder(_Completion)
+
+
+def model_of(body: bytes) -> str:
+    """Return the model that a body names; empty if it names none."""
+    try:
+        return _NAMED.decode(body).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+class ListedTokens:
+    """Reads prompts that are lists of token ids; of all others it finds the model alone."""
+
+    async def read(self, path: str, headers: Mapping[str, str], body: bytes) -> Prompt:
+        """Return what the body asks for."""
+        del path, headers
+        try:
+            fields = _COMPLETION.decode(body)
+            tokens = array("I", fields.prompt)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
+            model = model_of(body)
+            return Prompt(model=model, why_no_tokens="no_tokenizer" if model else "malformed")
+        return Prompt(
+            model=fields.model,
+            token_ids=tokens,
+            cache_salt=fields.cache_salt,
+            stream=fields.stream or False,
+            priority=fields.priority or 0,
+        )

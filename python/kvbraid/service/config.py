@@ -21,6 +21,7 @@ from kvbraid.ids import PodId
 from kvbraid.models import find_config
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
+from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.logs import Format, Level
 from kvbraid.service.routing import RouterTable, Routing, read_routing
 from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
@@ -131,6 +132,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     limits: Limits = Limits()
     index: IndexTable = IndexTable()
     router: RouterTable = RouterTable()
+    gateway: ForwardingOptions = ForwardingOptions()
     pods: list[PodEntry] = []
 
 
@@ -184,12 +186,13 @@ class PodConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Everything `kvbraid serve` needs."""
+    """Everything `kvbraid serve` and `kvbraid route` need."""
 
     server: ServerOptions = field(default_factory=ServerOptions)
     limits: Limits = field(default_factory=Limits)
     index: IndexTable = field(default_factory=IndexTable)
     routing: Routing = field(default_factory=Routing)
+    forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
 
 
@@ -221,6 +224,7 @@ def read_fleet_file(path: Path) -> FleetConfig:
         limits=parsed.limits,
         index=parsed.index,
         routing=routing,
+        forwarding=parsed.gateway,
         pods=_pods(path, parsed),
     )
 

@@ -49,14 +49,18 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "body_too_large": ErrorKind(413, "send fewer bytes, or raise limits.body_bytes in fleet.toml"),
     "too_many_tokens": ErrorKind(413, "send fewer tokens, or raise limits.tokens in fleet.toml"),
     "too_large": ErrorKind(413, "send less than the limit that the message shows"),
+    "too_many_requests": ErrorKind(429, "send it again after the seconds of Retry-After"),
     "head_too_large": ErrorKind(431, "send fewer headers, or raise limits.head_bytes"),
     "internal": ErrorKind(500, "report it with the server's log"),
+    "pod_failed": ErrorKind(502, "send it again; GET /v1/pods and the pod's log say more"),
     "no_pod": ErrorKind(503, "hand over other candidates, or end what the message counts"),
     "not_following": ErrorKind(503, "it restarts by itself; the server's log says what failed"),
     "not_ready": ErrorKind(503, "wait for the pods named, at most server.ready_after_s seconds"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
     "too_many_connections": ErrorKind(503, "close some, or raise limits.connections"),
+    "pod_silent": ErrorKind(504, "send it again, or raise gateway.first_byte_s in fleet.toml"),
+    "http_version": ErrorKind(505, "send HTTP/1.1; in nginx: proxy_http_version 1.1"),
 }
 """Every code that an answer can carry."""
 

@@ -19,6 +19,8 @@ EVENTS: Final[Mapping[str, int]] = {
     "replaced": logging.INFO,
     "changed": logging.INFO,
     "removed": logging.INFO,
+    "resting": logging.WARNING,
+    "on_trial": logging.INFO,
     "connected": logging.INFO,
     "disconnected": logging.WARNING,
     "state": logging.INFO,

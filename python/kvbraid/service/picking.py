@@ -15,10 +15,11 @@ from typing import Final, cast
 from uuid import uuid4
 
 from kvbraid.errors import UnknownError
-from kvbraid.fleet import FleetIndex
+from kvbraid.fleet import FleetIndex, Request
 from kvbraid.ids import PodId
 from kvbraid.policy import Decision, Router, Standing, Terms
 from kvbraid.policy.bookings import Booking
+from kvbraid.policy.view import RankNames
 from kvbraid.service.answers import (
     CostTerms,
     Fallback,
@@ -94,6 +95,8 @@ class Picking:
         self._memory = index if isinstance(index, Remembers) else None
         self._clock = clock
         self._lock = Lock()
+        self._serving: dict[PodId, Serving] = {}
+        self._unready: set[PodId] = set()
         self.picks = Counter(events=0, promises=0)
         self.filters: Counter[tuple[str, str]] = Counter()
         self.reports: Counter[tuple[str, str]] = Counter()
@@ -104,15 +107,35 @@ class Picking:
 
     def stand(self, pod: PodId, serving: Serving) -> None:
         """Note how a pod takes requests, from the next pick on."""
-        standing = Standing(drains=serving.drain, max_running=serving.max_running)
+        with self._lock:
+            self._serving[pod] = serving
+            self._stand(pod, serving)
+
+    def set_ready(self, pod: PodId, *, is_ready: bool) -> None:
+        """Note whether a pod can be sent requests at all; one that is unknown is none."""
+        with self._lock:
+            serving = self._serving.get(pod)
+            if serving is not None:
+                (self._unready.discard if is_ready else self._unready.add)(pod)
+                self._stand(pod, serving)
+
+    def forget(self, pod: PodId) -> None:
+        """Forget how a pod takes requests. Its bookings stay until their requests end."""
+        with self._lock:
+            self._serving.pop(pod, None)
+            self._unready.discard(pod)
+            self._router.forget(pod)
+
+    def _stand(self, pod: PodId, serving: Serving) -> None:
+        standing = Standing(
+            is_ready=pod not in self._unready,
+            drains=serving.drain,
+            max_running=serving.max_running,
+        )
         if standing == Standing():
             self._router.forget(pod)
         else:
             self._router.set_standing(pod, standing)
-
-    def forget(self, pod: PodId) -> None:
-        """Forget how a pod takes requests. Its bookings stay until their requests end."""
-        self._router.forget(pod)
 
     # ---- requests --------------------------------------------------------------------------
 
@@ -127,18 +150,43 @@ class Picking:
         fields, model = asked.fields, asked.request.model
         given = None if fields.candidates is None else Candidates(fields.candidates)
         strangers = given.strangers(model, pods) if given is not None else 0
-        decision = self._router.pick(
+        decision = self.choose(
             fields.request_id or uuid4().hex,
             asked.request,
-            now=self._clock(),
             candidates=given,
             session=fields.session,
             priority=fields.priority or 0,
         )
         left_out = {UNKNOWN_CANDIDATE: strangers} if strangers else {}
+        self._count_filters(left_out)
         left_out |= decision.left_out
-        self._count(decision, left_out)
         return _answer(decision, left_out, pods, explain=fields.explain or False)
+
+    def choose(
+        self,
+        name: str,
+        request: Request,
+        *,
+        candidates: RankNames | None = None,
+        session: str | None = None,
+        priority: int = 0,
+    ) -> Decision:
+        """Choose a rank and book the request there, under a name of its own.
+
+        Raises as `pick`.
+        """
+        decision = self._router.pick(
+            name,
+            request,
+            now=self._clock(),
+            candidates=candidates,
+            session=session,
+            priority=priority,
+        )
+        with self._lock:
+            self.picks[decision.knowledge] += 1
+        self._count_filters(decision.left_out, decision.lifted)
+        return decision
 
     def report(self, told: ReportBody) -> PickedAnswer:
         """Note what has become of a pick; one that has no booking is counted and said so.
@@ -177,11 +225,11 @@ class Picking:
         counted = self._router.counts()
         return {kind: counted.get(kind, 0) for kind in _COUNTED}
 
-    def _count(self, decision: Decision, left_out: Mapping[str, int]) -> None:
-        with self._lock:
-            self.picks[decision.knowledge] += 1
-            self.filters.update((name, "left_out") for name in left_out)
-            self.filters.update((name, "lifted") for name in decision.lifted)
+    def _count_filters(self, left_out: Collection[str], lifted: Collection[str] = ()) -> None:
+        if left_out or lifted:
+            with self._lock:
+                self.filters.update((name, "left_out") for name in left_out)
+                self.filters.update((name, "lifted") for name in lifted)
 
     def _note(self, event: str, status: str) -> None:
         with self._lock:

@@ -51,7 +51,7 @@ class Service:
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic
         )
-        self._journal = journal or Journal()
+        self.journal = journal or Journal()
         self._lock = threading.Lock()
         self._pods: dict[PodId, PodConfig] = {}
         self._models: frozenset[str] = frozenset()
@@ -102,7 +102,7 @@ class Service:
             else:
                 self._replace(pod, old, config)
             event = "registered" if old is None else "replaced"
-            self._journal.note(event, Rank(pod), _described(config))
+            self.journal.note(event, Rank(pod), _described(config))
             return PodChange(pod=pod, status="created" if old is None else "replaced")
 
     def delete(self, pod: PodId) -> PodChange:
@@ -115,7 +115,7 @@ class Service:
             if pod not in self._pods:
                 raise RefusalError("unknown_pod", f"pod {shortened(pod)} is not registered")
             self._remove(pod)
-            self._journal.note("removed", Rank(pod), "it is followed no longer")
+            self.journal.note("removed", Rank(pod), "it is followed no longer")
             return PodChange(pod=pod, status="removed")
 
     def rows(self) -> list[PodRow]:
@@ -156,7 +156,7 @@ class Service:
     def _change(self, pod: PodId, config: PodConfig) -> PodChange:
         self.picking.stand(pod, config.serving)
         self._set_pods({**self._pods, pod: config})
-        self._journal.note("changed", Rank(pod), _served(config.serving))
+        self.journal.note("changed", Rank(pod), _served(config.serving))
         return PodChange(pod=pod, status="changed")
 
     def _add(self, pod: PodId, config: PodConfig) -> None:

@@ -19,12 +19,18 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
 
     Raises as `run_server`.
     """
+    run_server(config, new_service(config), announce=announce)
+    end_process()
+
+
+def new_service(config: FleetConfig) -> Service:
+    """Make the service of a configuration; nothing of it runs yet, and lines are logged."""
     configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
     index = FleetIndex(index_options(config))
     feed = Subscriber(index, silence_s=config.server.silence_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
-    service = Service(
+    return Service(
         index,
         feed,
         limits=config.limits,
@@ -32,8 +38,6 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
         journal=feed.journal,
         picking=Picking(index, config.routing),
     )
-    run_server(config, service, announce=announce)
-    end_process()
 
 
 def index_options(config: FleetConfig) -> IndexOptions:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -167,21 +167,30 @@ async def _send(send: Send, answer: Answer, *, allow: str = "") -> None:
 class Application:
     """The ASGI application of a service whose feed is started and closed elsewhere.
 
-    `score` is the endpoint of SCORE_PATH, for a server that can reach it directly.
+    `routes` are those that it has. `score` is the endpoint of SCORE_PATH, for a server that can
+    reach it directly; None if that is no route.
     """
 
-    def __init__(self, service: Service, *, access: Access | None = None) -> None:
+    def __init__(
+        self, service: Service, *, access: Access | None = None, routes: Sequence[Route] = ROUTES
+    ) -> None:
         self.connection_limits = ConnectionLimits(service.limits)
-        metrics = Metrics(service, self.connection_limits)
+        self.metrics = Metrics(service, self.connection_limits)
         context = Context(
-            service, access or Access(), metrics, document(ROUTES), self.connection_limits
+            service, access or Access(), self.metrics, document(routes), self.connection_limits
         )
-        self._requests = metrics.requests
+        self._requests = self.metrics.requests
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
-        for route in ROUTES:
+        for route in routes:
             methods = self._endpoints.setdefault(route.path, {})
             methods[route.method] = Endpoint(route, context)
-        self.score = self._endpoints[SCORE_PATH][_SCORE.method]
+        self.score = self._endpoints.get(SCORE_PATH, {}).get(_SCORE.method)
+
+    def sweep(self, now: float) -> None:
+        """Look after what waits too long; the server calls this twice a second."""
+
+    async def close(self) -> None:
+        """Close what the application has opened; the server calls this when no request is left."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
@@ -191,7 +200,14 @@ class Application:
         endpoint = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if endpoint is not None:
             await endpoint(scope, receive, send, pod=pod)
-            return
+        else:
+            await self.answer_other(scope, receive, send, methods=methods)
+
+    async def answer_other(
+        self, scope: Scope, receive: Receive, send: Send, *, methods: Collection[str]
+    ) -> None:
+        """Serve a request for which there is no route; its path has routes of these methods."""
+        del receive
         code = "method_not_allowed" if methods else "not_found"
         refusal = RefusalError(code, f"{scope['method']} {scope['path']}")
         self._requests.of(_NO_ROUTE, _NO_ROUTE)[refusal.status] += 1

@@ -25,6 +25,12 @@ from kvbraid.service.http.routes import Answer
 SLICE_BYTES: Final = 64 << 10
 """Bytes of one connection that are parsed in one turn."""
 
+CLOSE: Final = "kvbraid.close"
+"""The extension of ASGI in which a request finds the transport that it may close.
+
+An application that cannot complete an answer has no other way to let its client know.
+"""
+
 _LINGER_S: Final = 1.0
 """How long a refused client may go on sending: a reset would destroy the answer."""
 
@@ -125,6 +131,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to count a head and its time."""
         super().on_message_begin()
+        self.scope["extensions"] = {CLOSE: {"transport": self.transport}}
         self._in_head = self._in_message = True
         self._head_bytes, self._first_bytes = 0, self._piece_bytes
         self._since = self.loop.time()

@@ -108,6 +108,10 @@ class Metrics(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
+    def add(self, collector: Collector) -> None:
+        """Render what this one collects, too."""
+        self._registry.register(collector)
+
     def render(self) -> bytes:
         """Return the exposition text."""
         return generate_latest(self._registry)

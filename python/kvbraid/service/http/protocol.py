@@ -21,7 +21,9 @@ class ScoreProtocol(Connection):
 
     def __init__(self, *given: Any, **more: Any) -> None:  # noqa: ANN401 - passed on.
         super().__init__(*given, **more)
-        self._endpoint = self._application.score
+        endpoint = self._application.score
+        assert endpoint is not None  # The server takes `Connection` where it is no route.
+        self._endpoint = endpoint
         self._body: bytes | bytearray | None = None
         self._content_type = b""
 

@@ -23,6 +23,7 @@ from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
 from kvbraid.service.errors import as_refusal
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
+from kvbraid.service.http.connection import Connection
 from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 
@@ -33,13 +34,26 @@ _BACKLOG: Final = 2048
 _TICKS_PER_SWEEP: Final = 5
 
 
-def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str], None]) -> None:
+def _application(service: Service, access: Access) -> Application:
+    return Application(service, access=access)
+
+
+def run_server(
+    config: FleetConfig,
+    service: Service,
+    *,
+    announce: Callable[[str], None],
+    application: Callable[[Service, Access], Application] = _application,
+    end_s: int = END_S,
+) -> None:
     """Register the configured pods and serve until a signal; must run in the main thread.
 
     Args:
         config: Where to listen, who may register, and which pods to begin with.
         service: Index and subscriber; the subscriber is started and closed here.
         announce: Called once with the base URL when connections are accepted.
+        application: Makes the application of the service.
+        end_s: Seconds that requests in flight have left after a signal.
 
     Raises:
         InvalidValueError: The address cannot be listened on.
@@ -49,9 +63,9 @@ def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str
     access = Access.of(options)
     with _listen(options) as listener:
         url = _url(listener)
-        app = Application(service, access=access)
+        app = application(service, access)
         app.connection_limits.leave_descriptors()
-        server = _Server(app, announce=lambda: announce(url))
+        server = _Server(app, announce=lambda: announce(url), end_s=end_s)
         with following(service, config):
             server.run(sockets=[listener])
 
@@ -91,10 +105,10 @@ def end_process() -> None:
 class _Server(uvicorn.Server):
     """Ends on a signal without raising it again: a requested end is not a failure."""
 
-    def __init__(self, app: Application, *, announce: Callable[[], None]) -> None:
-        super().__init__(_uvicorn_config(app))
+    def __init__(self, app: Application, *, announce: Callable[[], None], end_s: int) -> None:
+        super().__init__(_uvicorn_config(app, end_s))
         self._announce = announce
-        self._connection_limits = app.connection_limits
+        self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Announce the server once requests are answered and signals are handled."""
@@ -106,8 +120,15 @@ class _Server(uvicorn.Server):
         """Called ten times a second."""
         if counter % _TICKS_PER_SWEEP == 0:
             now = asyncio.get_running_loop().time()
-            self._connection_limits.sweep(self.server_state.connections, now)  # type: ignore[arg-type]
+            limits = self._app.connection_limits
+            limits.sweep(self.server_state.connections, now)  # type: ignore[arg-type]
+            self._app.sweep(now)
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests in flight finish, then close what the application has opened."""
+        await super().shutdown(sockets)
+        await self._app.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -121,11 +142,11 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _uvicorn_config(app: Application) -> uvicorn.Config:
+def _uvicorn_config(app: Application, end_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=ScoreProtocol,
+        http=Connection if app.score is None else ScoreProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -136,7 +157,7 @@ def _uvicorn_config(app: Application) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=app.connection_limits.limits.idle_s,
-        timeout_graceful_shutdown=END_S,
+        timeout_graceful_shutdown=end_s,
     )
 
 

@@ -1,0 +1,78 @@
+"""The commands that serve until a signal: `kvbraid serve` and `kvbraid route`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import click
+
+from kvbraid.cli.options import TEXT, Command, Secret
+
+if TYPE_CHECKING:
+    from kvbraid.service.config import FleetConfig
+
+_Flag: TypeAlias = str | int | bool | tuple[str, ...] | None
+
+_OPTIONS: Final = (
+    click.option("--config", type=click.Path(path_type=Path), help="Configuration: a fleet.toml."),
+    click.option("--host", type=TEXT, help="Address to listen on.  [default: 127.0.0.1]"),
+    click.option(
+        "--port", type=click.IntRange(0, 65535), help="Port; 0 = any free one.  [default: 8090]"
+    ),
+    click.option(
+        "--token", type=TEXT, cls=Secret, envvar="KVBRAID_TOKEN",
+        help="Bearer token that changes (PUT, DELETE, POST /v1/routed, pick and picked) need.",
+    ),
+    click.option(
+        "--allow-registration", is_flag=True, default=None,
+        help="Allow changes without a token on an address that others can reach.",
+    ),
+    click.option(
+        "--allow-host", "allow_hosts", type=TEXT, multiple=True,
+        help="Another host name that changes on 127.0.0.1 may use; may be repeated.",
+    ),
+    click.option(
+        "--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
+        help="Write lines of this level and above to stderr.  [default: info]",
+    ),
+    click.option(
+        "--log-format", type=click.Choice(["text", "json"]),
+        help="Write lines as text, or as an object of JSON each.  [default: text]",
+    ),
+)  # fmt: skip
+
+
+def _server(command: Command) -> Command:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _configured(config: Path | None, flags: dict[str, _Flag]) -> "FleetConfig":
+    from kvbraid.service.config import FleetConfig, override, read_fleet_file
+
+    return override(FleetConfig() if config is None else read_fleet_file(config), flags)
+
+
+@click.command()
+@_server
+def serve(config: Path | None, **flags: _Flag) -> None:
+    """Follow engines and answer over HTTP, until SIGTERM or Ctrl-C."""
+    from kvbraid.service.serve import serve
+
+    serve(_configured(config, flags), announce=_announce)
+
+
+@click.command()
+@_server
+def route(config: Path | None, **flags: _Flag) -> None:
+    """Send requests of the OpenAI API to the pods that can reuse most of them soonest.
+
+    It is `kvbraid serve` with a gateway: its pods need their url in fleet.toml.
+    """
+    from kvbraid.gateway.route import route
+
+    route(_configured(config, flags), announce=_announce)
+
+
+def _announce(url: str) -> None:
+    click.echo(f"listening on {url}")

@@ -1,0 +1,96 @@
+"""The gateway's ASGI application: the service's own routes, and everything else to a pod.
+
+`GET /v1/models` answers in the form of the OpenAI API, from what is registered: no pod is asked,
+so a silent one delays nothing.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from kvbraid.gateway.metrics import ProxyMetrics
+from kvbraid.gateway.prompts import PromptReader
+from kvbraid.gateway.proxy import Proxy
+from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.app import Application, Receive, Scope, Send
+from kvbraid.service.http.routes import ROUTES, Answer, Call, Context, Route
+from kvbraid.service.registry import Service
+
+MODELS_PATH: Final = "/v1/models"
+PUBLIC: Final = frozenset({"/healthz", "/readyz", MODELS_PATH})
+"""The routes that tell nothing of what pods hold."""
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model or adapter, as the OpenAI API has it; `parent` is an adapter's model."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "kvbraid"
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/models: models and adapters with at least one registered pod, sorted."""
+
+    object: str = "list"
+    data: list[ModelRow]
+
+
+class Gateway(Application):
+    """The application of a service that also forwards requests to its pods."""
+
+    def __init__(
+        self,
+        service: Service,
+        reader: PromptReader,
+        options: ForwardingOptions,
+        *,
+        access: Access | None = None,
+    ) -> None:
+        super().__init__(service, access=access, routes=self._routes(options))
+        self.proxy = Proxy(
+            service,
+            reader,
+            options,
+            limits=self.connection_limits,
+            requests=self.metrics.requests,
+        )
+        self.metrics.add(ProxyMetrics(self.proxy))
+
+    async def answer_other(
+        self, scope: Scope, receive: Receive, send: Send, *, methods: Collection[str]
+    ) -> None:
+        """Send a request on, unless its path is one of our own."""
+        if methods:
+            await super().answer_other(scope, receive, send, methods=methods)
+        else:
+            await self.proxy(scope, receive, send)
+
+    def sweep(self, now: float) -> None:
+        """Look after what waits too long."""
+        self.proxy.sweep(now)
+
+    async def close(self) -> None:
+        """Close the connections to pods."""
+        await self.proxy.close()
+
+    def _routes(self, options: ForwardingOptions) -> Sequence[Route]:
+        def models(context: Context, call: Call) -> Answer:
+            """The models and adapters with at least one registered pod."""
+            del context, call
+            found = sorted(self.proxy.fleet.models().items())
+            rows = [ModelRow(id=name, parent=parent) for name, parent in found]
+            return Answer(msgspec.json.encode(ModelList(data=rows)))
+
+        told = [route for route in ROUTES if options.tells or route.path in PUBLIC]
+        return [
+            replace(route, handler=models, at_once=models, answers={200: ModelList})
+            if route.path == MODELS_PATH
+            else route
+            for route in told
+        ]

@@ -1,0 +1,143 @@
+"""One request on its way: what it waits for, since when, and how its wait is ended.
+
+A request waits for its pod or for its client, never for both. Whoever sees that it has waited long
+enough, or that its client has left, wakes it: its task is cancelled, and finds the reason here. So
+no request needs a timer of its own.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from kvbraid.gateway.bodies import Body
+from kvbraid.gateway.headers import EXPLAIN, Headers, request_id
+from kvbraid.gateway.usage import Tail
+from kvbraid.ids import PodId
+from kvbraid.service.http.app import Receive, Scope, Send
+from kvbraid.service.http.connection import CLOSE
+from kvbraid.service.http.connection_limits import ConnectionLimits
+
+Wait: TypeAlias = Literal["first_byte", "next_byte"]
+"""What a request can wait for at its pod."""
+
+Wake: TypeAlias = Literal["too_long", "no_event", "client_gone"]
+"""Why a wait was ended before its time."""
+
+_T = TypeVar("_T")
+
+
+class WokenError(Exception):
+    """A wait was ended: nothing came for too long, or for so long that its client is told."""
+
+    def __init__(self, why: Wake) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Exchange:
+    """One request and its answer; made by the task that serves it.
+
+    Attributes:
+        name: Its own, by which it is booked. `request_id` is what others call it.
+        avoided: Pods that are not to be tried again.
+        tries: How often a pod was asked.
+        is_booked: Whether the router counts it as in flight.
+        has_started: Whether the head of an answer has been sent.
+        has_bytes: Whether its pod has sent any of the answer's body.
+        waits: What it waits for, since `since`; None while it does not wait for a pod.
+        heard: When a byte last came from the pod, or a comment went to the client.
+    """
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, name: str, limits: ConnectionLimits
+    ) -> None:
+        self.scope = scope
+        self.send: Final = send
+        self.headers: Headers = scope["headers"]
+        self.name = name
+        self.request_id = request_id(self.headers, name)
+        self.explains = any(header == EXPLAIN for header, _ in self.headers)
+        self.body = Body(receive, limits)
+        self.tail = Tail()
+        self.avoided: set[PodId] = set()
+        self.tries = 0
+        self.is_booked = False
+        self.has_started = False
+        self.has_bytes = False
+        self.is_complete = False
+        self.is_events = False
+        self.waits: Wait | None = None
+        self.since = 0.0
+        self.heard = 0.0
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None  # Every coroutine that runs is run by one.
+        self._task = task
+        self._woken: Wake | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def wait(self, what: Wait, coming: Awaitable[_T]) -> _T:
+        """Wait for a pod.
+
+        Raises:
+            WokenError: Somebody woke it, other than because the client has left.
+        """
+        self.waits = what
+        self.since = self.heard = self._loop.time()
+        return await self._wait(coming)
+
+    async def wait_on(self, coming: Awaitable[_T]) -> _T:
+        """Go on with a wait after the client was told that nothing has come."""
+        self.waits = "next_byte"
+        self.heard = self._loop.time()
+        return await self._wait(coming)
+
+    async def _wait(self, coming: Awaitable[_T]) -> _T:
+        try:
+            return await coming
+        except asyncio.CancelledError:
+            why = self.woken()
+            if why is None or why == "client_gone":
+                raise
+            raise WokenError(why) from None
+        finally:
+            self.waits = None
+
+    def wake(self, why: Wake) -> None:
+        """End whatever the request waits for."""
+        if self._woken is None:
+            self._task.cancel()
+            self._woken = why
+        elif why == "client_gone":
+            self._woken = why
+
+    def woken(self) -> Wake | None:
+        """Say why the request was woken, and that it goes on; None if the server cancelled it."""
+        why, self._woken = self._woken, None
+        if why is None or self._task.uncancel() > 0:
+            return None
+        return why
+
+    def watch(self) -> None:
+        """Wake the request when its client leaves. Its body must have arrived."""
+        self._watcher = self._loop.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.is_complete:  # The server says that at the end of an answer, too.
+            self.wake("client_gone")
+
+    async def cut(self) -> None:
+        """Close the client's connection: that is how it learns that its answer has no end."""
+        self.is_complete = True
+        self.scope["extensions"][CLOSE]["transport"].close()
+        if self._watcher is not None:
+            await self._watcher
+
+    def end(self) -> None:
+        """Release what the request holds here."""
+        self.body.release()
+        if self._watcher is not None and not self.is_complete:
+            self._watcher.cancel()

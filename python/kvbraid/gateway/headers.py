@@ -1,0 +1,67 @@
+"""Which headers go on to a pod, and which come back.
+
+Dropped are those that belong to one connection (RFC 9110, 7.6.1), those that this gateway answers
+for itself, and those by which a client could steer a gateway or an engine. All others are passed
+on as they are.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, and values."""
+
+REQUEST_ID: Final = b"x-request-id"
+DP_RANK: Final = "x-data-parallel-rank"
+EXPLAIN: Final = b"x-kvbraid-explain"
+MODEL: Final = "x-kvbraid-model"
+
+_HOP: Final = frozenset(
+    {
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+        b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    }
+)  # fmt: skip
+_OWN: Final = frozenset({b"host", b"content-length", b"expect", REQUEST_ID, DP_RANK.encode()})
+_CONTROL: Final = (b"x-gateway-", b"x-kvbraid-")
+_USUAL_ID: Final = re.compile(rb"[!-~]{1,128}")
+
+
+def to_pod(headers: Headers) -> list[tuple[str, str]]:
+    """Return the headers of a request that go on to its pod."""
+    dropped = _HOP | _OWN | _named(headers)
+    return [
+        (name.decode("ascii"), value.decode("utf-8", "replace"))
+        for name, value in headers
+        if name not in dropped and not name.startswith(_CONTROL)
+    ]
+
+
+def to_client(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer that go on to its client."""
+    given = [(name.lower(), value) for name, value in headers]
+    dropped = _HOP | {REQUEST_ID} | _named(given)
+    if any(name == b"transfer-encoding" for name, _ in given):
+        dropped |= {b"content-length"}  # Where both are given, only the former counts.
+    return [
+        (name, value)
+        for name, value in given
+        if name not in dropped and not name.startswith(_CONTROL)
+    ]
+
+
+def request_id(headers: Headers, own: str) -> bytes:
+    """Return the client's name of a request if it is a usual one, else our own."""
+    given = next((value for name, value in headers if name == REQUEST_ID), b"")
+    return given if _USUAL_ID.fullmatch(given) else own.encode()
+
+
+def _named(headers: Headers) -> frozenset[bytes]:
+    """The headers that a `connection` header says belong to the connection."""
+    return frozenset(
+        each.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for each in value.split(b",")
+    )

@@ -1,0 +1,48 @@
+"""The `[gateway]` table of fleet.toml: how `kvbraid route` sends requests on, and for how long.
+
+Only the gateway reads it; it is here because one file configures both.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+_Seconds = Annotated[float, Meta(gt=0)]
+_Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+_Path = Annotated[str, Meta(pattern=r"^/")]
+
+PATHS: Final = (
+    "/v1/", "/v2/", "/tokenize", "/detokenize", "/rerank", "/score", "/classify", "/pooling",
+    "/generate",
+)  # fmt: skip
+"""What engines offer to everyone. What they offer to their operators is not passed on."""
+
+
+class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Times are in seconds, and apply to one pod at a time.
+
+    A pod must accept a connection within `connect_s`, send the first byte of an answer within
+    `first_byte_s`, and never be silent for `silent_s` after that. A connection to a pod is closed
+    after `idle_s`; engines close theirs after 5. Clients of event streams get a comment after
+    `comment_s` without an event. After SIGTERM, requests in flight have `end_s` left.
+
+    A request is tried up to `attempts` times, and only once if its body is longer than
+    `kept_bytes`. After `failures` in a row a pod gets no request for `rest_s`. Above `requests` in
+    flight, further ones are refused. `paths` are the beginnings of paths that are passed on. If
+    `tells` is false, no client is told what pods hold.
+    """
+
+    connect_s: _Seconds = 5.0
+    first_byte_s: _Seconds = 300.0
+    silent_s: _Seconds = 120.0
+    idle_s: _Seconds = 3.0
+    comment_s: _Seconds = 15.0
+    end_s: _Positive = 30
+    attempts: _Positive = 3
+    kept_bytes: Annotated[int, Meta(ge=0)] = 1 << 20
+    failures: _Positive = 5
+    rest_s: _Seconds = 10.0
+    requests: _Positive = 1024
+    paths: tuple[_Path, ...] = PATHS
+    tells: bool = True
