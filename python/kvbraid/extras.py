@@ -1,8 +1,8 @@
 """The extras: `serve` for servers and commands, `route` for a gateway, `torch` for tensors.
 
 The base install is only the library. Code that needs an extra calls `require_serve`,
-`require_route` or `require_torch` first, so a user reads what to install instead of the name of a missing module.
-kvbraid is in no package registry: what is told installs it from its source.
+`require_route` or `require_torch` first, so a user reads what to install instead of the name of a
+missing module. kvbraid is in no package registry: what is told installs it from its source.
 """
 
 from collections.abc import Iterable

@@ -97,8 +97,8 @@ class Exchange:
         try:
             return await coming
         except asyncio.CancelledError:
-            why = self.woken()
-            if why is None or why == "client_gone":
+            why = self._woken
+            if why is None or why == "client_gone" or self.woken() is None:
                 raise
             raise WokenError(why) from None
         finally:
