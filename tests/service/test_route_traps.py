@@ -1,7 +1,7 @@
-"""What breaks proxies of HTTP: most of it is the work of uvicorn, our connection limits and aiohttp.
+"""What breaks proxies of HTTP; uvicorn, our connection limits and aiohttp keep most of it away.
 
-Each test is against the whole stack, with real sockets. The routers that were studied had most of
-these faults; here each must stay away whatever these libraries become.
+Each test is against the whole stack, with real sockets. Other routers have had most of these
+faults, and here they must stay away whatever the libraries become.
 """
 
 import asyncio

@@ -10,11 +10,11 @@ from collections.abc import Awaitable
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from kvbraid.gateway.bodies import Body
-from kvbraid.gateway.headers import EXPLAIN, Headers, request_id
+from kvbraid.gateway.headers import Headers, request_id
 from kvbraid.gateway.usage import Tail
 from kvbraid.ids import PodId
 from kvbraid.service.http.app import Receive, Scope, Send
-from kvbraid.service.http.connection import CLOSE
+from kvbraid.service.http.connection import EXTENSION, Connection
 from kvbraid.service.http.connection_limits import ConnectionLimits
 
 Wait: TypeAlias = Literal["first_byte", "next_byte"]
@@ -38,6 +38,7 @@ class Exchange:
     """One request and its answer; made by the task that serves it.
 
     Attributes:
+        given: The last header of each name.
         name: Its own, by which it is booked. `request_id` is what others call it.
         avoided: Pods that are not to be tried again.
         tries: How often a pod was asked.
@@ -54,9 +55,9 @@ class Exchange:
         self.scope = scope
         self.send: Final = send
         self.headers: Headers = scope["headers"]
+        self.given = dict(self.headers)
         self.name = name
-        self.request_id = request_id(self.headers, name)
-        self.explains = any(header == EXPLAIN for header, _ in self.headers)
+        self.request_id = request_id(self.given, name)
         self.body = Body(receive, limits)
         self.tail = Tail()
         self.avoided: set[PodId] = set()
@@ -69,13 +70,13 @@ class Exchange:
         self.waits: Wait | None = None
         self.since = 0.0
         self.heard = 0.0
-        self._receive = receive
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None  # Every coroutine that runs is run by one.
         self._task = task
         self._woken: Wake | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._connection: Connection = scope["extensions"][EXTENSION]["connection"]
+        self._connection.when_lost = self._lose
 
     async def wait(self, what: Wait, coming: Awaitable[_T]) -> _T:
         """Wait for a pod.
@@ -119,25 +120,16 @@ class Exchange:
             return None
         return why
 
-    def watch(self) -> None:
-        """Wake the request when its client leaves. Its body must have arrived."""
-        self._watcher = self._loop.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self.is_complete:  # The server says that at the end of an answer, too.
-            self.wake("client_gone")
-
-    async def cut(self) -> None:
+    def cut(self) -> None:
         """Close the client's connection: that is how it learns that its answer has no end."""
         self.is_complete = True
-        self.scope["extensions"][CLOSE]["transport"].close()
-        if self._watcher is not None:
-            await self._watcher
+        self._connection.cut()
 
     def end(self) -> None:
         """Release what the request holds here."""
+        self._connection.when_lost = None
         self.body.release()
-        if self._watcher is not None and not self.is_complete:
-            self._watcher.cancel()
+
+    def _lose(self) -> None:
+        if not self.is_complete:
+            self.wake("client_gone")

@@ -6,7 +6,7 @@ on as they are.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -51,10 +51,10 @@ def to_client(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     ]
 
 
-def request_id(headers: Headers, own: str) -> bytes:
+def request_id(given: Mapping[bytes, bytes], own: str) -> bytes:
     """Return the client's name of a request if it is a usual one, else our own."""
-    given = next((value for name, value in headers if name == REQUEST_ID), b"")
-    return given if _USUAL_ID.fullmatch(given) else own.encode()
+    name = given.get(REQUEST_ID, b"")
+    return name if _USUAL_ID.fullmatch(name) else own.encode()
 
 
 def _named(headers: Headers) -> frozenset[bytes]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -22,7 +23,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.gateway.bodies import too_long
 from kvbraid.gateway.exchange import Exchange, WokenError
 from kvbraid.gateway.fleet import Fleet
-from kvbraid.gateway.headers import DP_RANK, MODEL, REQUEST_ID, to_pod
+from kvbraid.gateway.headers import DP_RANK, EXPLAIN, MODEL, REQUEST_ID, to_pod
 from kvbraid.gateway.prompts import Prompt, PromptReader, model_of
 from kvbraid.gateway.upstream import Opened, Payload, PodError, Upstream
 from kvbraid.ids import PodId
@@ -46,6 +47,7 @@ RETRIED: Final = frozenset({502, 503, 504})
 COMMENT: Final = b": waiting\n\n"
 """What an event stream's client gets while nothing comes: readers of events skip it."""
 
+_DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")
 _INLINE_TOKENS: Final = 32_768
 _INLINE_RANKS: Final = 256
 _MODEL: Final = MODEL.encode()
@@ -155,8 +157,6 @@ class Proxy:
     async def _forward(self, exchange: Exchange) -> str:
         self._check(exchange)
         prompt = await self._read(exchange)
-        if exchange.body.is_complete:
-            exchange.watch()
         opened = await self._open(exchange, prompt, self._request(exchange, prompt))
         try:
             await self._pass_on(exchange, opened)
@@ -176,7 +176,7 @@ class Proxy:
         if len(self._exchanges) > limit:
             raise RefusalError("too_many_requests", f"{limit} requests are in flight")
         path: str = scope["path"]
-        is_plain = scope["raw_path"].isascii() and not {".", ".."} & set(path.split("/"))
+        is_plain = scope["raw_path"].isascii() and not _DOTS.search(path)
         if not is_plain or not path.startswith(self._options.paths):
             raise RefusalError("not_found", f"{scope['method']} {path}")
         if scope["http_version"] == "1.0":  # It has no way to mark the end of a stream.
@@ -189,7 +189,7 @@ class Proxy:
             model = model_of(body.kept()) if body.is_complete else ""
             return Prompt(model=model, why_no_tokens="not_a_prompt")
         limit = self._limits.limits.body_bytes
-        given = dict(exchange.headers)
+        given = exchange.given
         length = int(given.get(b"content-length", b"0"))
         if length > limit:  # Before a client that asks first has sent it.
             raise too_long(length, limit)
@@ -203,7 +203,7 @@ class Proxy:
 
     def _request(self, exchange: Exchange, prompt: Prompt) -> Request:
         """Return what the router is asked."""
-        named = next((value for name, value in exchange.headers if name == _MODEL), b"")
+        named = exchange.given.get(_MODEL, b"")
         model, adapter = self.fleet.find_model(named.decode("latin-1") or prompt.model)
         tokens, why = prompt.token_ids, prompt.why_no_tokens
         if tokens is not None and len(tokens) > self._service.limits.tokens:
@@ -303,7 +303,7 @@ class Proxy:
         body = exchange.body
         if body.is_complete and len(body) <= self._options.kept_bytes:
             return body.kept() or None
-        length = next((v for n, v in exchange.headers if n == b"content-length"), None)
+        length = exchange.given.get(b"content-length")
         if length is not None:
             headers.append(("content-length", length.decode("ascii")))
         return body.pieces()
@@ -336,7 +336,7 @@ class Proxy:
         exchange.is_events = answer.is_events
         self._count(exchange, answer.status)
         headers = [*answer.headers, (REQUEST_ID, exchange.request_id)]
-        if exchange.explains and self._options.tells:
+        if EXPLAIN in exchange.given and self._options.tells:
             headers += _explained(opened.decision)
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await exchange.send(start)
@@ -389,12 +389,12 @@ class Proxy:
         if exchange.is_events and exchange.tail.ends_event():
             event = b"data: " + RefusalError("pod_failed", str(error)).body() + b"\n\n"
             await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
-        await exchange.cut()
+        exchange.cut()
 
     async def _refuse(self, exchange: Exchange, refusal: RefusalError) -> str:
         """Answer with an error, or end an answer that has begun."""
         if exchange.has_started:
-            await exchange.cut()
+            exchange.cut()
             return "cut"
         body = refusal.body()
         headers = [

@@ -10,6 +10,7 @@ server waits for the others.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -25,10 +26,11 @@ from kvbraid.service.http.routes import Answer
 SLICE_BYTES: Final = 64 << 10
 """Bytes of one connection that are parsed in one turn."""
 
-CLOSE: Final = "kvbraid.close"
-"""The extension of ASGI in which a request finds the transport that it may close.
+EXTENSION: Final = "kvbraid.connection"
+"""The extension of ASGI in which a request finds its `Connection`.
 
-An application that cannot complete an answer has no other way to let its client know.
+It can learn there that its client has left, without a task that waits for that, and can end an
+answer that it cannot complete: ASGI has no other way to let a client know.
 """
 
 _LINGER_S: Final = 1.0
@@ -65,6 +67,8 @@ class Connection(HttpToolsProtocol):
         self._is_leaving = False  # Our side has ended.
         self._unsent_bytes = 0
         self._unsent_since = 0.0
+        self.when_lost: Callable[[], None] | None = None
+        """Called once when the client has left, or was disconnected."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a place among the connections, or refuse the client if there is none."""
@@ -75,6 +79,17 @@ class Connection(HttpToolsProtocol):
         if not admitted:
             number = self._connection_limits.max_connections
             self.refuse(RefusalError("too_many_connections", f"{number} are being answered"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that is being answered that nobody waits for it."""
+        super().connection_lost(exc)
+        if self.when_lost is not None:
+            self.when_lost()
+
+    def cut(self) -> None:
+        """Close in the middle of an answer, once what was written of it has gone out."""
+        self.cycle.disconnected = True  # So uvicorn expects no end of it, either.
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Parse a piece, or its first slice."""
@@ -131,7 +146,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to count a head and its time."""
         super().on_message_begin()
-        self.scope["extensions"] = {CLOSE: {"transport": self.transport}}
+        self.scope["extensions"] = {EXTENSION: {"connection": self}}
         self._in_head = self._in_message = True
         self._head_bytes, self._first_bytes = 0, self._piece_bytes
         self._since = self.loop.time()
