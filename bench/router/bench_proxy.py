@@ -1,6 +1,6 @@
 """How much CPU does the gateway need for a request, and for an event of a stream?
 
-64 pods of one engine, which answers at once and says nothing of what it caches. Prompts come as
+64 pods of one engine, which answers at once and publishes no event. Prompts come as
 token ids. The CPU is that of the process `kvbraid route`, whole: HTTP on both sides, JSON, the
 choice, the booking, and its reports.
 """
@@ -44,10 +44,11 @@ def body(number: int, *, stream: bool) -> bytes:
 
 
 def engine(ready: Connection) -> None:
-    """Answer completions on a free port, which is sent: JSON of 200 bytes, or EVENTS events."""
+    """Answer completions, with 200 bytes of JSON or with EVENTS events; send both ports."""
     import asyncio
 
     import uvloop
+    import zmq
 
     unary = b'{"choices":[{"text":"' + b"x" * 120 + b'"}],"usage":{"prompt_tokens":9}}'
     whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -73,7 +74,9 @@ def engine(ready: Connection) -> None:
 
     async def run() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
-        ready.send(server.sockets[0].getsockname()[1])
+        publisher = zmq.Context().socket(zmq.PUB)
+        events = publisher.bind_to_random_port("tcp://127.0.0.1")
+        ready.send((server.sockets[0].getsockname()[1], events))
         await server.serve_forever()
 
     uvloop.run(run())
@@ -90,7 +93,7 @@ def routed() -> Iterator[tuple[int, int]]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "fleet.toml"
-            config.write_text(_config(here.recv()))
+            config.write_text(_config(*here.recv()))
             with _gateway(config) as (pid, port):
                 yield pid, port
     finally:
@@ -98,9 +101,9 @@ def routed() -> Iterator[tuple[int, int]]:
         process.join()
 
 
-def _config(port: int) -> str:
+def _config(port: int, events: int) -> str:
     pods = (
-        f'[[pods]]\nid = "p{number}"\nmodel = "m"\nendpoint = "ipc://{number}.none"\n'
+        f'[[pods]]\nid = "p{number}"\nmodel = "m"\nendpoint = "tcp://127.0.0.1:{events}"\n'
         f'url = "http://127.0.0.1:{port}"\n'
         "[[pods.topology.groups]]\n"
         'kind = "full_attention"\nblock_size = 16\n'

@@ -25,6 +25,7 @@ from kvbraid.service.config import (
     ServerOptions,
     read_fleet_file,
 )
+from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable
 from kvbraid.spec import (
     EngineDialect,
@@ -202,7 +203,8 @@ def test_the_example_fleet_file_is_accepted_and_has_every_key(tmp_path: Path) ->
     config = read_fleet_file(path)
     assert list(config.pods) == ["gpt-oss-0"]
     tables_of = (
-        ServerOptions, Limits, IndexTable, RouterTable, SecondsTable, PodEntry, FleetFile,
+        ServerOptions, Limits, IndexTable, RouterTable, SecondsTable, ForwardingOptions, PodEntry,
+        FleetFile,
     )  # fmt: skip
     keys = {key for table in tables_of for key in table.__struct_fields__}
     page = (DOCS / "configuration.md").read_text()
@@ -221,6 +223,7 @@ def test_the_defaults_of_the_example_fleet_file_are_the_defaults(tmp_path: Path)
     ):
         assert msgspec.structs.asdict(table) == msgspec.structs.asdict(defaults)
     assert config.routing == Routing()
+    assert config.forwarding == ForwardingOptions()
 
 
 def test_the_router_of_the_example_has_every_key_with_its_default() -> None:
@@ -258,7 +261,8 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
     python = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     crates = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["dependencies"]
     fuzz = tomllib.loads((ROOT / "fuzz" / "Cargo.toml").read_text())["dependencies"]
-    used = {re.split(r"[<>=]", requirement)[0] for requirement in python} - {"kvbraid[serve]"}
+    used = {re.split(r"[<>=]", requirement)[0] for requirement in python}
+    used = {name for name in used if not name.startswith("kvbraid[")}
     used |= {*crates, *fuzz} - {"kvbraid-core"}
     # What no extra can name: pip alone cannot install vLLM, and the others come before any extra.
     used |= set(

@@ -81,7 +81,7 @@ def test_uvicorn_has_what_we_use(owner: str) -> None:
 def test_the_server_overrides_what_uvicorn_calls() -> None:
     theirs = vars(uvicorn.Server)
     ours = [name for name in vars(server._Server) if name[0] != "_"]
-    assert ours == ["startup", "on_tick", "capture_signals"]
+    assert ours == ["startup", "on_tick", "shutdown", "capture_signals"]
     assert [name for name in (*ours, "handle_exit") if name not in theirs] == []
 
 

@@ -40,7 +40,13 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that observes the limits which its application sets for all."""
+    """A connection that observes the limits which its application sets for all.
+
+    Attributes:
+        when_lost: Called when the client has left, or was disconnected.
+    """
+
+    when_lost: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -67,8 +73,6 @@ class Connection(HttpToolsProtocol):
         self._is_leaving = False  # Our side has ended.
         self._unsent_bytes = 0
         self._unsent_since = 0.0
-        self.when_lost: Callable[[], None] | None = None
-        """Called once when the client has left, or was disconnected."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a place among the connections, or refuse the client if there is none."""
