@@ -36,7 +36,13 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "layout": ("python/kvbraid/layout", "python/kvbraid/models"),
     "recovery": (*_CACHE, "crates/core/src/recovery", "python/kvbraid/recovery"),
     "retention": _CACHE,
-    "router": (*_CACHE, *_INDEX, "python/kvbraid/policy", "python/kvbraid/sim/routing"),
+    "router": (
+        *_CACHE,
+        *_INDEX,
+        "python/kvbraid/gateway",
+        "python/kvbraid/policy",
+        "python/kvbraid/sim/routing",
+    ),
 }
 """The code that the rows of each area measure, beside the area's own folder."""
 

@@ -1,8 +1,8 @@
 """How much CPU does the gateway need for a request, and for an event of a stream?
 
-64 pods of one engine, which answers at once and publishes no event. Prompts come as
-token ids. The CPU is that of the process `kvbraid route`, whole: HTTP on both sides, JSON, the
-choice, the booking, and its reports.
+All pods are one engine, which answers at once and publishes no event. Prompts come as token ids.
+The CPU is that of the process `kvbraid route`, whole: HTTP on both sides, JSON, the choice, the
+booking, and its reports. `plain` is the least that uvicorn with aiohttp can do.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -23,12 +24,16 @@ from bench.fleet.bench_http import http_request, read_answer
 from bench.fleet.service import answers, wait_until
 from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of_process
 
-NUM_PODS: Final = 64
+NUM_PODS: Final = 8
 NUM_CONNECTIONS: Final = 32
 NUM_STREAMS: Final = 64
 EVENTS: Final = 100
 BODY_BYTES: Final = 4096
+ROUNDS: Final = 60
 _END: Final = b"0\r\n\r\n"
+
+Servers = Callable[[int], AbstractContextManager[tuple[int, int]]]
+"""Runs a server before so many pods; yields its process and its port."""
 
 
 def body(number: int, *, stream: bool) -> bytes:
@@ -83,40 +88,56 @@ def engine(ready: Connection) -> None:
 
 
 @contextlib.contextmanager
-def routed() -> Iterator[tuple[int, int]]:
+def routed(num_pods: int) -> Iterator[tuple[int, int]]:
     """Run an engine and a gateway before it; yield the gateway's process and port."""
+    with _engine() as ports, tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "fleet.toml"
+        config.write_text(_config(num_pods, *ports))
+        command = ["-m", "kvbraid", "route", "--config", str(config), "--log-level", "error"]
+        with _server([*command, "--port"]) as running:
+            yield running
+
+
+@contextlib.contextmanager
+def passed_on(num_pods: int) -> Iterator[tuple[int, int]]:
+    """Run an engine, and before it uvicorn with aiohttp, which choose nothing."""
+    del num_pods
+    with (
+        _engine() as (port, _),
+        _server(["-m", "bench.router.plain_proxy", str(port)]) as running,
+    ):
+        yield running
+
+
+@contextlib.contextmanager
+def _engine() -> Iterator[tuple[int, int]]:
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=engine, args=(there,), daemon=True
     )
     process.start()
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder) / "fleet.toml"
-            config.write_text(_config(*here.recv()))
-            with _gateway(config) as (pid, port):
-                yield pid, port
+        yield here.recv()
     finally:
         process.kill()
         process.join()
 
 
-def _config(port: int, events: int) -> str:
+def _config(num_pods: int, port: int, events: int) -> str:
     pods = (
         f'[[pods]]\nid = "p{number}"\nmodel = "m"\nendpoint = "tcp://127.0.0.1:{events}"\n'
         f'url = "http://127.0.0.1:{port}"\n'
         "[[pods.topology.groups]]\n"
         'kind = "full_attention"\nblock_size = 16\n'
-        for number in range(NUM_PODS)
+        for number in range(num_pods)
     )
     return "".join(["[server]\nready_after_s = 0\n", *pods])
 
 
 @contextlib.contextmanager
-def _gateway(config: Path) -> Iterator[tuple[int, int]]:
+def _server(arguments: list[str]) -> Iterator[tuple[int, int]]:
     port = free_port()
-    command = [sys.executable, "-m", "kvbraid", "route"]
-    command += ["--config", str(config), "--port", str(port), "--log-level", "error"]
+    command = [sys.executable, *arguments, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
@@ -145,7 +166,7 @@ def _read_stream(connection: socket.socket) -> int:
     return received.count(b"data: ")
 
 
-def per_request(rounds: int) -> Side:
+def per_request(servers: Servers, num_pods: int = NUM_PODS) -> Side:
     """The CPU per request: NUM_CONNECTIONS clients, one request each in flight."""
 
     @contextlib.contextmanager
@@ -154,7 +175,7 @@ def per_request(rounds: int) -> Side:
             http_request("/v1/completions", "application/json", body(number, stream=False))
             for number in range(NUM_CONNECTIONS)
         ]
-        with routed() as (pid, port), _connected(port, NUM_CONNECTIONS) as connections:
+        with servers(num_pods) as (pid, port), _connected(port, NUM_CONNECTIONS) as connections:
 
             def ask(rounds: int) -> None:
                 for turn in range(rounds):
@@ -165,8 +186,8 @@ def per_request(rounds: int) -> Side:
 
             def sample() -> float:
                 begin = cpu_us_of_process(pid)
-                ask(rounds)
-                return (cpu_us_of_process(pid) - begin) / (rounds * NUM_CONNECTIONS)
+                ask(ROUNDS)
+                return (cpu_us_of_process(pid) - begin) / (ROUNDS * NUM_CONNECTIONS)
 
             ask(10)
             yield sample
@@ -174,25 +195,29 @@ def per_request(rounds: int) -> Side:
     return side
 
 
-@contextlib.contextmanager
-def per_event() -> Iterator[Sample]:
+def per_event(servers: Servers) -> Side:
     """The CPU per event: NUM_STREAMS streams at once, each with a request and EVENTS events."""
-    posts = [
-        http_request("/v1/completions", "application/json", body(number, stream=True))
-        for number in range(NUM_STREAMS)
-    ]
-    with routed() as (pid, port), _connected(port, NUM_STREAMS) as connections:
 
-        def sample() -> float:
-            begin = cpu_us_of_process(pid)
-            for connection, request in zip(connections, posts, strict=True):
-                connection.sendall(request)
-            number = sum(map(_read_stream, connections))
-            assert number == NUM_STREAMS * EVENTS, number
-            return (cpu_us_of_process(pid) - begin) / number
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        posts = [
+            http_request("/v1/completions", "application/json", body(number, stream=True))
+            for number in range(NUM_STREAMS)
+        ]
+        with servers(NUM_PODS) as (pid, port), _connected(port, NUM_STREAMS) as connections:
 
-        sample()
-        yield sample
+            def sample() -> float:
+                begin = cpu_us_of_process(pid)
+                for connection, request in zip(connections, posts, strict=True):
+                    connection.sendall(request)
+                number = sum(map(_read_stream, connections))
+                assert number == NUM_STREAMS * EVENTS, number
+                return (cpu_us_of_process(pid) - begin) / number
+
+            sample()
+            yield sample
+
+    return side
 
 
 ROWS = (
@@ -200,14 +225,16 @@ ROWS = (
         name="proxy_4k",
         question="CPU of the gateway per unary request of 4 KB, token ids given, 32 connections",
         unit="us",
-        ours=per_request(100),
+        ours=per_request(routed),
         target=Target(ours=400),
+        beside={"of_64_pods": per_request(routed, 64), "plain": per_request(passed_on)},
     ),
     Row(
         name="proxy_event",
         question="CPU of the gateway per event, 64 streams of 100 events, their requests included",
         unit="us",
-        ours=per_event,
+        ours=per_event(routed),
         target=Target(ours=60),
+        beside={"plain": per_event(passed_on)},
     ),
 )

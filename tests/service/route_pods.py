@@ -25,7 +25,7 @@ from kvbraid.service.registry import Service
 from tests.service.fakes import FakeFeed, FakeIndex
 
 _P = ParamSpec("_P")
-PATIENCE_S = 20
+PATIENCE_S = 60
 """After this a test has failed."""
 
 

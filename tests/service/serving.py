@@ -1,4 +1,4 @@
-"""Servers as processes of their own: `kvbraid serve`, and an index and feeds that are fakes."""
+"""Servers as processes: `kvbraid serve` and `route`, and an index and feeds that are fakes."""
 
 import http.client
 import signal
@@ -19,9 +19,9 @@ _T = TypeVar("_T")
 
 @contextmanager
 def serving(
-    *arguments: str, stderr: TextIO | None = None
+    *arguments: str, stderr: TextIO | None = None, name: str = "serve"
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-c", MAIN, "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-c", MAIN, name, "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         assert process.stdout is not None
         try:

@@ -1,0 +1,115 @@
+"""`kvbraid route` as a process of its own, with the real index and feeds."""
+
+import asyncio
+import json
+import re
+import signal
+from pathlib import Path
+from typing import get_args
+
+from kvbraid.gateway.app import Gateway
+from kvbraid.gateway.prompts import ListedTokens
+from kvbraid.gateway.upstream import Failure
+from kvbraid.service.errors import ERRORS
+from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.registry import Service
+
+from tests.docs.markdown import tables
+from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.route_pods import (
+    Asked,
+    Connection,
+    Engine,
+    get,
+    in_loop,
+    post,
+    prompt,
+)
+from tests.service.serving import ROOT, serving
+
+CONFIG = """
+[server]
+ready_after_s = 0
+
+[[pods]]
+id = "a"
+model = "m"
+endpoint = "ipc://{folder}/none"
+url = "{url}/"
+
+[[pods.topology.groups]]
+kind = "full_attention"
+block_size = 16
+"""
+
+
+async def connected(url: str) -> Connection:
+    host, port = url.removeprefix("http://").split(":")
+    return Connection(*await asyncio.open_connection(host, int(port)))
+
+
+@in_loop
+async def test_a_gateway_serves_and_lets_streams_finish_at_its_end(tmp_path: Path) -> None:
+    async def streams(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event("1")
+        await go_on.wait()
+        await asked.event("2")
+        await asked.end()
+
+    go_on = asyncio.Event()
+    async with Engine(streams).running() as engine:
+        config = tmp_path / "fleet.toml"
+        config.write_text(CONFIG.format(folder=tmp_path, url=engine.url))
+        starting = serving("--config", str(config), name="route")
+        process, url = await asyncio.to_thread(starting.__enter__)
+        clients = [await connected(url) for _ in range(2)]
+        client, other = clients
+        try:
+            await client.send(get("/v1/models"))
+            assert json.loads((await client.answer())[1])["data"][0]["id"] == "m"
+            await client.send(post(body=prompt(64), x_kvbraid_explain="1"))
+            head = await client.head()
+            assert (head.headers["x-kvbraid-pod"], head.headers["x-kvbraid-predicted"]) == (
+                "a",
+                "0-48",  # Nothing is known of a pod that nobody has heard of.
+            )
+            assert await client.chunk() == b"data: 1\n\n"
+            assert engine.asked[0].line == "POST /v1/completions HTTP/1.1"
+
+            await other.send(get("/v1/pods"))
+            assert json.loads((await other.answer())[1])["pods"][0]["running"] == 1
+
+            process.send_signal(signal.SIGTERM)
+            assert await other.is_cut()  # The server ends; only the stream keeps it.
+            go_on.set()
+            assert await client.chunk() == b"data: 2\n\n"
+            assert await client.chunk() == b""
+            assert await asyncio.to_thread(process.wait, 20) == 0
+        finally:
+            for each in clients:
+                each.writer.transport.abort()
+            await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+def test_the_page_lists_codes_with_their_statuses() -> None:
+    (table,) = tables("gateway.md", "What a client is told")
+    for code, status, _ in table:
+        assert ERRORS[code.strip("`")].status == int(status)
+
+
+def test_the_page_lists_the_metrics_and_their_values() -> None:
+    service = Service(FakeIndex(), FakeFeed())
+    text = Gateway(service, ListedTokens(), ForwardingOptions()).metrics.render().decode()
+    (table,) = tables("gateway.md", "What is counted")
+    exported = re.findall(r"^# TYPE (kvbraid_gateway_\w+) (\w+)$", text, re.MULTILINE)
+    assert [(row[0].strip("`"), row[1]) for row in table] == exported
+    told = {row[0].strip("`"): row[3] for row in table}
+    failures = told["kvbraid_gateway_pod_failures_total"]
+    assert [word.strip("`") for word in re.findall(r"`\w+`", failures)] == list(get_args(Failure))
+
+
+def test_the_page_names_every_key_of_the_table() -> None:
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    keys = ForwardingOptions.__struct_fields__
+    assert [key for key in keys if f"`{key}`" not in page and f"{key} = " not in page] == []
