@@ -29,7 +29,7 @@ NUM_CONNECTIONS: Final = 32
 NUM_STREAMS: Final = 64
 EVENTS: Final = 100
 BODY_BYTES: Final = 4096
-ROUNDS: Final = 60
+ROUNDS: Final = 30
 _END: Final = b"0\r\n\r\n"
 
 Servers = Callable[[int], AbstractContextManager[tuple[int, int]]]

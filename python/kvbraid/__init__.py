@@ -21,6 +21,7 @@ In reading order:
     fleet/         how much of a request each pod can reuse
     policy/        which pod gets a request
     service/       sockets, HTTP and clocks
+    gateway/       requests to pods, and answers back
     integrations/  engines on our parts
     sim/           fleets and caches without a model
     report/        results as people see them

@@ -9,6 +9,7 @@ from kvbraid.service.config import IndexTable, Limits
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.feeds.rank_feed import MAX_MESSAGE_BYTES
 from kvbraid.service.feeds.subscriber import Subscriber
+from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.connection import SLICE_BYTES
 from kvbraid.service.journal import LINES, PERIOD_S
 from kvbraid.service.routing import RouterTable
@@ -21,6 +22,8 @@ def test_the_limits_are_the_options_with_their_defaults() -> None:
     options = {f"limits.{name}": value for name, value in msgspec.to_builtins(Limits()).items()}
     index = msgspec.to_builtins(IndexTable())
     options["router.most_bookings"] = RouterTable().most_bookings
+    gateway = ForwardingOptions()
+    options |= {"gateway.requests": gateway.requests, "gateway.kept_bytes": gateway.kept_bytes}
     options |= {f"index.{name}": index[name] for name in index if name.endswith("_bytes")}
     assert listed == {
         name: "none" if value is None else str(value) for name, value in options.items()

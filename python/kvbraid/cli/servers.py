@@ -65,9 +65,9 @@ def serve(config: Path | None, **flags: _Flag) -> None:
 @click.command()
 @_server
 def route(config: Path | None, **flags: _Flag) -> None:
-    """Send requests of the OpenAI API to the pods that can reuse most of them soonest.
+    """Serve, and send requests of the OpenAI API to pods.
 
-    It is `kvbraid serve` with a gateway: its pods need their url in fleet.toml.
+    It is `kvbraid serve` with a gateway (docs/gateway.md). Pods need their url in fleet.toml.
     """
     from kvbraid.gateway.route import route
 

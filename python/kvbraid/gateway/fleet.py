@@ -18,7 +18,7 @@ from kvbraid.service.journal import Rank
 from kvbraid.service.registry import Service
 
 
-class Target(NamedTuple):
+class PodAddress(NamedTuple):
     """Where a pod's requests go."""
 
     url: str
@@ -47,7 +47,7 @@ class Fleet:
         self._options = options
         self._breakers = Breakers(failures=options.failures, rest_s=options.rest_s)
         self._pods: Mapping[PodId, PodConfig] = {}
-        self._targets: dict[PodId, Target] = {}
+        self._targets: dict[PodId, PodAddress] = {}
         self._unreachable: frozenset[PodId] = frozenset()
         self._of_model: dict[str, list[PodId]] = {}
         self._adapters: dict[str, str] = {}
@@ -90,7 +90,7 @@ class Fleet:
         pods = self._of_model.get(model, ())
         return any(pod not in than and pod not in resting for pod in pods)
 
-    def target(self, pod: PodId) -> Target | None:
+    def target(self, pod: PodId) -> PodAddress | None:
         """Return where a pod is; None if it was removed meanwhile."""
         self._refresh()
         return self._targets.get(pod)
@@ -106,7 +106,7 @@ class Fleet:
             return
         self._pods = pods
         self._targets = {
-            pod: Target(config.serving.url.rstrip("/"), config.dp_size)
+            pod: PodAddress(config.serving.url.rstrip("/"), config.dp_size)
             for pod, config in pods.items()
             if config.serving.url is not None
         }

@@ -1,8 +1,8 @@
 """Requests are sent on to the pods that the router chooses, and their answers come back.
 
-Law: a request is booked from the moment of its choice until its end, whatever ends it, and it has
-one pod at a time. It is tried again only while its client has got nothing. Bytes are passed on as
-they come; nothing here reads them but the end of an answer, for its usage.
+Invariant: a request is booked from its choice until its end, whatever ends it, and has one pod at a
+time. It is tried again only while its client has got nothing. Bytes are passed on as they come, and
+nothing here reads them but the end of an answer, for its usage.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 _Seconds = Annotated[float, Meta(gt=0)]
-_Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+_AtLeastOne = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 _Path = Annotated[str, Meta(pattern=r"^/")]
 
 PATHS: Final = (
@@ -38,11 +38,11 @@ class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     silent_s: _Seconds = 120.0
     idle_s: _Seconds = 3.0
     comment_s: _Seconds = 15.0
-    end_s: _Positive = 30
-    attempts: _Positive = 3
+    end_s: _AtLeastOne = 30
+    attempts: _AtLeastOne = 3
     kept_bytes: Annotated[int, Meta(ge=0)] = 1 << 20
-    failures: _Positive = 5
+    failures: _AtLeastOne = 5
     rest_s: _Seconds = 10.0
-    requests: _Positive = 1024
+    requests: _AtLeastOne = 1024
     paths: tuple[_Path, ...] = PATHS
     tells: bool = True
