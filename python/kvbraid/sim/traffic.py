@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvbraid.errors import CaptureError, InvalidValueError, TraceError
 from kvbraid.sim.captures.read import Capture, Lookup, read_capture
-from kvbraid.sim.traces.prompts import Prompt, trace_of
+from kvbraid.sim.traces.prompts import TracePrompt, trace_of
 from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.trace import Trace
 from kvbraid.tokenizer import load_tokenizer
@@ -37,12 +37,12 @@ def read_traffic(path: Path, *, tokenizer: Path | None = None) -> Trace:
     return trace_of(capture.name, _prompts(capture), f"{path}: request")
 
 
-def _prompts(capture: Capture) -> Iterator[Prompt]:
+def _prompts(capture: Capture) -> Iterator[TracePrompt]:
     """Yield the prompts in the order in which the engine looked them up; resets are left out."""
     for operation in capture.operations:
         if isinstance(operation, Lookup):
             separate = (operation.cache_salt, operation.extra_key)
-            yield Prompt(
+            yield TracePrompt(
                 tokens=operation.token_ids,
                 cache_salt="\0".join(filter(None, separate)) or None,
                 lora=operation.lora,

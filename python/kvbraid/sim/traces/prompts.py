@@ -27,7 +27,7 @@ _HASH: Final = EngineHash(algo=HashAlgo.XXHASH, seed="0", block_size=PART_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class TracePrompt:
     """One request: its tokens, and what separates its cache from others'."""
 
     tokens: Sequence[int]
@@ -43,7 +43,7 @@ def read(name: str, lines: Iterable[bytes], where: str, *, encode: Encode | None
         TraceError: The message names the line and what is wrong with it.
     """
 
-    def prompts() -> Iterator[Prompt]:
+    def prompts() -> Iterator[TracePrompt]:
         for number, line in enumerate(lines, start=1):
             try:
                 yield _prompt(json.loads(line), encode)
@@ -53,7 +53,7 @@ def read(name: str, lines: Iterable[bytes], where: str, *, encode: Encode | None
     return trace_of(name, prompts(), f"{where}: line")
 
 
-def trace_of(name: str, prompts: Iterable[Prompt], where: str) -> Trace:
+def trace_of(name: str, prompts: Iterable[TracePrompt], where: str) -> Trace:
     """Return the trace of prompts in the order in which an engine gets them.
 
     Raises:
@@ -72,7 +72,7 @@ def trace_of(name: str, prompts: Iterable[Prompt], where: str) -> Trace:
     )
 
 
-def _row(prompt: Prompt, conversations: "_Conversations") -> TraceRequest:
+def _row(prompt: TracePrompt, conversations: "_Conversations") -> TraceRequest:
     if not prompt.tokens:
         raise InvalidValueError("no token; a prompt has one at least")
     lora = None if prompt.lora is None else Lora(prompt.lora, prompt.lora)
@@ -89,7 +89,7 @@ class _Conversations:
         self._named: dict[str, int] = {}
         self._ends: dict[int, int] = {}  # The last id of a prompt that none continues yet.
 
-    def of(self, prompt: Prompt, ids: Sequence[int]) -> int:
+    def of(self, prompt: TracePrompt, ids: Sequence[int]) -> int:
         """Return the number of a prompt's conversation."""
         if prompt.conversation is not None:
             if prompt.conversation not in self._named:
@@ -106,15 +106,15 @@ class _Conversations:
         return self._count
 
 
-def _prompt(line: Any, encode: Encode | None) -> Prompt:  # noqa: ANN401 - a line of JSON
+def _prompt(line: Any, encode: Encode | None) -> TracePrompt:  # noqa: ANN401 - a line of JSON
     if isinstance(line, list):
-        return Prompt(tokens=_tokens(line))
+        return TracePrompt(tokens=_tokens(line))
     if not isinstance(line, dict):
         msg = f"a {type(line).__name__}; expected token ids, or an object that has them"
         raise InvalidValueError(msg)
     named = {name: _text(name, line.get(name)) for name in ("cache_salt", "lora", "conversation")}
     if line.get("token_ids") is not None:
-        return Prompt(tokens=_tokens(line["token_ids"]), **named)
+        return TracePrompt(tokens=_tokens(line["token_ids"]), **named)
     prompt = line.get("prompt")
     if prompt is None and "messages" in line:
         raise InvalidValueError(
@@ -122,11 +122,11 @@ def _prompt(line: Any, encode: Encode | None) -> Prompt:  # noqa: ANN401 - a lin
             "as `prompt`, or its tokens as `token_ids`"
         )
     if not isinstance(prompt, str):
-        return Prompt(tokens=_tokens(prompt), **named)
+        return TracePrompt(tokens=_tokens(prompt), **named)
     if encode is None:
         msg = "`prompt` is text; give --tokenizer with the model's tokenizer.json"
         raise InvalidValueError(msg)
-    return Prompt(tokens=encode(prompt), **named)
+    return TracePrompt(tokens=encode(prompt), **named)
 
 
 def _tokens(value: object) -> Sequence[int]:
