@@ -87,7 +87,7 @@ async def test_another_pod_answers_for_one_that_fails_before_the_first_byte(
         assert await answers_of(them, 12) == [200] * 12
         failed = len(them.engines["a"].asked)
         assert failed
-        assert them.proxy.retries == failed == them.reports("failed")
+        assert them.proxy.counts.retries == failed == them.reports("failed")
         assert them.reports("first_token") == them.reports("end") == 12
 
 
@@ -97,7 +97,7 @@ async def test_another_pod_answers_for_one_that_does_not_listen() -> None:
         nobody = Serving(url="http://127.0.0.1:1")
         them.service.put(PodId("b"), PodConfig(model="m", endpoint="tcp://h:1", serving=nobody))
         assert await answers_of(them, 12) == [200] * 12
-        assert them.proxy.failures["not_connected"] == them.proxy.retries > 0
+        assert them.proxy.counts.failures["not_connected"] == them.proxy.counts.retries > 0
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ async def test_a_client_is_told_what_its_only_pod_did(
         head, body = await them.ask(post())
         assert (head.status, code(body)) == (502, "pod_failed")
         assert b"pod a: " in body
-        assert them.proxy.failures == {failure: tries}
+        assert them.proxy.counts.failures == {failure: tries}
         assert head.headers["x-request-id"]
 
 
@@ -137,7 +137,7 @@ async def test_the_answer_of_a_pod_that_is_unavailable_is_passed_on_if_no_other_
         assert (head.status, body) == (503, b'{"engine": "starts"}')
         assert head.headers["retry-after"] == "7"
         assert them.reports("failed") == 2
-        assert not them.proxy.failures
+        assert not them.proxy.counts.failures
 
 
 @in_loop
@@ -148,7 +148,7 @@ async def test_a_refusal_of_an_engine_leaves_nothing_booked_and_is_not_repeated(
     async with fleet(refuses, refuses) as them:
         head, body = await them.ask(post())
         assert (head.status, body) == (400, b"too long")
-        assert them.proxy.retries == 0
+        assert them.proxy.counts.retries == 0
         assert them.reports("failed") == 1
 
 
@@ -157,7 +157,7 @@ async def test_a_body_that_was_not_kept_is_sent_once() -> None:
     async with fleet(dies, dies, options=ForwardingOptions(kept_bytes=16)) as them:
         assert (await them.ask(post()))[0].status == 502
         assert (await them.ask(post("/v1/files", b"x" * 64)))[0].status == 502
-        assert them.proxy.retries == 0
+        assert them.proxy.counts.retries == 0
 
 
 @in_loop
@@ -188,7 +188,7 @@ async def test_a_silent_pod_is_given_up_and_another_one_asked() -> None:
         them.gateway.sweep(them.now(FAR))
         head, body = await client.answer()
         assert (head.status, code(body)) == (504, "pod_silent")
-        assert them.proxy.failures == {"no_first_byte": 2}
+        assert them.proxy.counts.failures == {"no_first_byte": 2}
 
 
 @in_loop
@@ -289,8 +289,8 @@ async def test_an_event_stream_that_breaks_off_says_so_and_has_no_end() -> None:
         assert json.loads((await client.chunk()).removeprefix(b"data: "))["error"]
         assert await client.is_cut()
         await until(lambda: them.proxy.in_flight == 0)
-        assert them.proxy.outcomes == {"cut": 1}
-        assert them.proxy.retries == 0
+        assert them.proxy.counts.outcomes == {"cut": 1}
+        assert them.proxy.counts.retries == 0
         assert (them.reports("failed"), them.reports("end")) == (1, 0)
 
 
@@ -323,9 +323,9 @@ async def test_a_client_that_leaves_while_it_waits_ends_the_work_for_it() -> Non
         client.leave()
         await asked.gone.wait()
         await until(lambda: them.proxy.in_flight == 0)
-        assert them.proxy.outcomes == {"client_gone": 1}
+        assert them.proxy.counts.outcomes == {"client_gone": 1}
         assert (them.reports("failed"), them.reports("end")) == (1, 0)
-        assert not them.proxy.failures
+        assert not them.proxy.counts.failures
 
 
 @in_loop
@@ -339,7 +339,7 @@ async def test_a_client_that_leaves_a_stream_ends_it_and_what_it_cached_counts()
         client.leave()
         await asked.gone.wait()
         await until(lambda: them.proxy.in_flight == 0)
-        assert them.proxy.outcomes == {"client_gone": 1}
+        assert them.proxy.counts.outcomes == {"client_gone": 1}
         assert (them.reports("failed"), them.reports("end")) == (0, 1)
 
 
@@ -352,8 +352,8 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing() -
             await until(lambda: them.proxy.in_flight == 1)
             client.leave()
             await until(lambda: them.proxy.in_flight == 0)
-        assert them.proxy.outcomes == {"client_gone": 2}
-        assert not them.proxy.failures
+        assert them.proxy.counts.outcomes == {"client_gone": 2}
+        assert not them.proxy.counts.failures
         assert not them.engines["a"].asked
 
 

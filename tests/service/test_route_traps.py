@@ -108,7 +108,7 @@ async def test_a_request_on_a_connection_that_the_pod_just_closed_is_sent_again(
             await client.send(post())
             assert (await client.answer())[0].status == 200
         assert [asked.connection for asked in them.engines["a"].asked] == [1, 1, 2, 2]
-        assert them.proxy.retries == 1
+        assert them.proxy.counts.retries == 1
 
 
 @in_loop
@@ -124,7 +124,7 @@ async def test_a_pod_that_closes_after_each_answer_is_asked_on_new_connections()
             head, _ = await client.answer()
             assert (head.status, head.headers.get("connection")) == (200, None)
         assert them.engines["a"].num_connections == 3
-        assert them.proxy.retries == 0
+        assert them.proxy.counts.retries == 0
 
 
 @in_loop

@@ -36,7 +36,7 @@ async def test_a_request_goes_to_a_pod_and_its_answer_comes_back() -> None:
         assert asked.line == "POST /v1/completions?a=%2F&b HTTP/1.1"
         assert asked.body == prompt(echo=True)
         assert them.reports("first_token") == them.reports("end") == 1
-        assert them.proxy.outcomes == {"answered": 1}
+        assert them.proxy.counts.outcomes == {"answered": 1}
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/rerank"])
@@ -197,14 +197,14 @@ async def test_a_prompt_without_tokens_is_sent_by_load_alone(body: bytes, why: s
         assert head.status == 200
         assert them.engines["a"].asked[0].body == body
         assert list(them.index.requests[0].token_ids) == []
-        assert them.proxy.unknown == {why: 1}
+        assert them.proxy.counts.unknown == {why: 1}
 
 
 @in_loop
 async def test_a_prompt_of_too_many_tokens_is_sent_by_load_alone() -> None:
     async with fleet(greets, limits=Limits(tokens=8)) as them:
         assert (await them.ask(post(body=prompt(9))))[0].status == 200
-        assert them.proxy.unknown == {"too_many_tokens": 1}
+        assert them.proxy.counts.unknown == {"too_many_tokens": 1}
 
 
 @in_loop
@@ -342,7 +342,7 @@ async def test_what_an_answer_says_of_reuse_is_counted(
 
     async with fleet(answers) as them:
         await them.ask(post())
-        assert them.proxy.usage == {said: 1}
+        assert them.proxy.counts.usage == {said: 1}
         assert them.service.picking.tokens["delivered"] == delivered
         assert them.service.picking.tokens["prompt"] == (32 if delivered else 0)
 
@@ -359,7 +359,7 @@ async def test_the_last_event_says_it_for_a_stream_of_any_length() -> None:
 
     async with fleet(streams) as them:
         await them.ask(post())
-        assert them.proxy.usage == {"counted": 1}
+        assert them.proxy.counts.usage == {"counted": 1}
 
 
 @in_loop

@@ -6,16 +6,21 @@ no request needs a timer of its own.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from kvbraid.gateway.bodies import Body
 from kvbraid.gateway.headers import Headers, request_id
+from kvbraid.gateway.prompts import PROMPTS
 from kvbraid.gateway.usage import Tail
 from kvbraid.ids import PodId
 from kvbraid.service.http.app import Receive, Scope, Send
 from kvbraid.service.http.connection import EXTENSION, Connection
 from kvbraid.service.http.connection_limits import ConnectionLimits
+from kvbraid.service.http.metrics import RequestCounts
+from kvbraid.service.picking import Picking
+from kvbraid.service.requests import PickEvent, ReportBody
 
 Wait: TypeAlias = Literal["first_byte", "next_byte"]
 """What a request can wait for at its pod."""
@@ -23,6 +28,7 @@ Wait: TypeAlias = Literal["first_byte", "next_byte"]
 Wake: TypeAlias = Literal["too_long", "no_event", "client_gone"]
 """Why a wait was ended before its time."""
 
+_OTHER: Final = "other"  # Whatever a client writes there would be a label for ever.
 _T = TypeVar("_T")
 
 
@@ -34,6 +40,19 @@ class WokenError(Exception):
         self.why = why
 
 
+class Shared(NamedTuple):
+    """What the requests of one gateway share."""
+
+    limits: ConnectionLimits
+    picking: Picking
+    requests: RequestCounts
+
+    def answers_of(self, path: str) -> Counter[int]:
+        """Return the counts of answers by status, for a path."""
+        method, route = ("POST", path) if path in PROMPTS else (_OTHER, _OTHER)
+        return self.requests.of(method, route)
+
+
 class Exchange:
     """One request and its answer; made by the task that serves it.
 
@@ -41,6 +60,7 @@ class Exchange:
         given: The last header of each name.
         name: Its own, by which it is booked. `request_id` is what others call it.
         avoided: Pods that are not to be tried again.
+        answers: How often requests like it were answered, by status.
         tries: How often a pod was asked.
         is_booked: Whether the router counts it as in flight.
         has_started: Whether the head of an answer has been sent.
@@ -50,7 +70,7 @@ class Exchange:
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, *, name: str, limits: ConnectionLimits
+        self, scope: Scope, receive: Receive, send: Send, *, name: str, shared: Shared
     ) -> None:
         self.scope = scope
         self.send: Final = send
@@ -58,7 +78,7 @@ class Exchange:
         self.given = dict(self.headers)
         self.name = name
         self.request_id = request_id(self.given, name)
-        self.body = Body(receive, limits)
+        self.body = Body(receive, shared.limits)
         self.tail = Tail()
         self.avoided: set[PodId] = set()
         self.tries = 0
@@ -67,9 +87,11 @@ class Exchange:
         self.has_bytes = False
         self.is_complete = False
         self.is_events = False
+        self.answers = shared.answers_of(scope["path"])
         self.waits: Wait | None = None
         self.since = 0.0
         self.heard = 0.0
+        self._picking = shared.picking
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None  # Every coroutine that runs is run by one.
@@ -104,6 +126,13 @@ class Exchange:
             raise WokenError(why) from None
         finally:
             self.waits = None
+
+    def report(self, event: PickEvent, cached_tokens: int | None = None) -> None:
+        """Tell the router what has become of the request."""
+        told = ReportBody(pick=self.name, event=event, cached_tokens=cached_tokens)
+        self._picking.report(told)
+        if event != "first_token":
+            self.is_booked = False
 
     def wake(self, why: Wake) -> None:
         """End whatever the request waits for."""

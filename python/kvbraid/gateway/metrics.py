@@ -21,7 +21,7 @@ class ProxyMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family, read from the proxy now."""
-        proxy = self._proxy
+        proxy, counts = self._proxy, self._proxy.counts
         yield GaugeMetricFamily(
             "kvbraid_gateway_in_flight", "Requests being served.", value=proxy.in_flight
         )
@@ -32,15 +32,15 @@ class ProxyMetrics(Collector):
             resting.add_metric([pod], 1)
         yield resting
         yield CounterMetricFamily(
-            "kvbraid_gateway_retries", "Times that a request went to a pod again.", proxy.retries
+            "kvbraid_gateway_retries", "Times that a request went to a pod again.", counts.retries
         )
         yield from (
-            _counter("requests", "Requests, by how they ended.", "outcome", proxy.outcomes),
-            _counter("pod_failures", "Failures of pods, by kind.", "failure", proxy.failures),
+            _counter("requests", "Requests, by how they ended.", "outcome", counts.outcomes),
+            _counter("pod_failures", "Failures of pods, by kind.", "failure", counts.failures),
             _counter(
-                "unknown_prompts", "Prompts without tokens, by reason.", "reason", proxy.unknown
+                "unknown_prompts", "Prompts without tokens, by reason.", "reason", counts.unknown
             ),
-            _counter("usage", "Answers, by what they say of reuse.", "said", proxy.usage),
+            _counter("usage", "Answers, by what they say of reuse.", "said", counts.usage),
         )
 
 

@@ -10,6 +10,11 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import msgspec
 
+PROMPTS: Final = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"}
+)
+"""The paths whose bodies are prompts. Requests to others are sent on by load alone."""
+
 WhyNoTokens: TypeAlias = Literal[
     "", "malformed", "not_a_prompt", "no_tokenizer", "no_template", "not_text", "too_many_tokens",
     "failed",

@@ -1,8 +1,7 @@
-"""Requests are sent on to the pods that the router chooses, and their answers come back.
+"""The face of the gateway: requests come in, are read and checked, go to a pod, and are answered.
 
-Invariant: a request is booked from its choice until its end, whatever ends it, and has one pod at a
-time. It is tried again only while its client has got nothing. Bytes are passed on as they come, and
-nothing here reads them but the end of an answer, for its usage.
+Invariant: a request is booked from its choice until its end, whatever ends it. Nothing waits for a
+time here: whoever has waited too long is woken by `sweep`, which the server calls.
 """
 
 import asyncio
@@ -10,62 +9,36 @@ import contextlib
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from typing import Final
 
-from anyio.to_thread import run_sync
-from yarl import URL
-
-from kvbraid.errors import KvbraidError, NoRankError
+from kvbraid.errors import KvbraidError
 from kvbraid.fleet.request import Request
+from kvbraid.gateway.answering import Answerer
 from kvbraid.gateway.bodies import too_long
-from kvbraid.gateway.exchange import Exchange, WokenError
+from kvbraid.gateway.counts import Counts
+from kvbraid.gateway.exchange import Exchange, Shared
 from kvbraid.gateway.fleet import Fleet
-from kvbraid.gateway.headers import DP_RANK, EXPLAIN, MODEL, REQUEST_ID, to_pod
-from kvbraid.gateway.prompts import Prompt, PromptReader, model_of
-from kvbraid.gateway.upstream import Opened, Payload, PodError, Upstream
-from kvbraid.ids import PodId
-from kvbraid.policy import Decision
+from kvbraid.gateway.headers import MODEL, REQUEST_ID
+from kvbraid.gateway.prompts import PROMPTS, Prompt, PromptReader, model_of
+from kvbraid.gateway.sending import Sender
+from kvbraid.gateway.upstream import PodError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.app import ClientGoneError, Receive, Scope, Send
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import RequestCounts
 from kvbraid.service.registry import Service
-from kvbraid.service.requests import PickEvent, ReportBody
-
-PROMPTS: Final = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"}
-)
-"""The paths whose bodies are prompts. Requests to others are sent on by load alone."""
-
-RETRIED: Final = frozenset({502, 503, 504})
-"""Statuses of pods that have not taken a request; it is worth asking another one."""
-
-COMMENT: Final = b": waiting\n\n"
-"""What an event stream's client gets while nothing comes: readers of events skip it."""
 
 _DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")
-_INLINE_TOKENS: Final = 32_768
-_INLINE_RANKS: Final = 256
 _MODEL: Final = MODEL.encode()
-_OTHER: Final = "other"
 _RETRY_AFTER: Final = b"1"
 _logger: Final = logging.getLogger(__name__)
 
 
 class Proxy:
-    """The ASGI application that sends requests on.
-
-    Attributes:
-        outcomes: How requests ended: `answered`, `refused`, `client_gone`, `cut`, `shut_down`.
-        failures: Failures of pods, by kind.
-        retries: How many requests were sent to a pod again.
-        unknown: Prompts without tokens, by reason.
-        usage: What engines said of reused tokens: `counted`, `not_reported`, `other_prompt`.
-    """
+    """The ASGI application that sends requests on. `counts` is for its metrics."""
 
     def __init__(
         self,
@@ -80,16 +53,13 @@ class Proxy:
         self._reader = reader
         self._options = options
         self._limits = limits
-        self._requests = requests
-        self._upstream = Upstream(options)
+        self._shared = Shared(limits, service.picking, requests)
         self._exchanges: set[Exchange] = set()
         self._names = _names()
         self.fleet = Fleet(service, options)
-        self.outcomes: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.retries = 0
-        self.unknown: Counter[str] = Counter()
-        self.usage: Counter[str] = Counter()
+        self.counts = Counts()
+        self._sender = Sender(service, self.fleet, options, self.counts)
+        self._answerer = Answerer(options, self.counts)
 
     @property
     def in_flight(self) -> int:
@@ -116,11 +86,11 @@ class Proxy:
 
     async def close(self) -> None:
         """Close the connections to pods."""
-        await self._upstream.close()
+        await self._sender.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
-        exchange = Exchange(scope, receive, send, name=next(self._names), limits=self._limits)
+        exchange = Exchange(scope, receive, send, name=next(self._names), shared=self._shared)
         self._exchanges.add(exchange)
         try:
             outcome = await self._serve(exchange)
@@ -128,10 +98,10 @@ class Proxy:
             outcome = await self._give_up(exchange)
         finally:
             if exchange.is_booked:
-                self._report(exchange, "end" if exchange.has_bytes else "failed")
+                exchange.report("end" if exchange.has_bytes else "failed")
             exchange.end()
             self._exchanges.discard(exchange)
-        self.outcomes[outcome] += 1
+        self.counts.outcomes[outcome] += 1
 
     async def _serve(self, exchange: Exchange) -> str:
         try:
@@ -157,15 +127,16 @@ class Proxy:
     async def _forward(self, exchange: Exchange) -> str:
         self._check(exchange)
         prompt = await self._read(exchange)
-        opened = await self._open(exchange, prompt, self._request(exchange, prompt))
+        request = self._request(exchange, prompt)
+        answered = await self._sender.open(exchange, prompt, request)
         try:
-            await self._pass_on(exchange, opened)
+            await self._answerer.pass_on(exchange, answered)
         except PodError as error:
-            self._note_failure(exchange, opened.pod, error)
-            await self._cut(exchange, error)
+            self._sender.note_failure(exchange, answered.pod, error)
+            await self._answerer.cut(exchange, error)
             return "cut"
         finally:
-            opened.answer.close()
+            answered.answer.close()
         return "answered"
 
     # ---- what a request asks ---------------------------------------------------------------
@@ -209,7 +180,7 @@ class Proxy:
         if tokens is not None and len(tokens) > self._service.limits.tokens:
             tokens, why = None, "too_many_tokens"
         if tokens is None:
-            self.unknown[why] += 1
+            self.counts.unknown[why] += 1
         return Request(
             model=model,
             token_ids=() if tokens is None else tokens,
@@ -218,178 +189,7 @@ class Proxy:
             extra_key=prompt.extra_key,
         )
 
-    # ---- a pod, and its answer -------------------------------------------------------------
-
-    async def _open(self, exchange: Exchange, prompt: Prompt, request: Request) -> "_Answered":
-        """Return the first answer that is worth sending on."""
-        failed: PodError | None = None
-        while True:
-            try:
-                decision = await self._choose(exchange, prompt, request)
-            except NoRankError:
-                if failed is None:
-                    raise
-                raise _told(failed, exchange.tries) from None
-            pod, _ = decision.rank
-            exchange.tries += 1
-            try:
-                answer = await self._ask(exchange, decision)
-            except PodError as error:
-                self._note_failure(exchange, pod, error)
-                if not self._may_try_again(exchange, request.model, pod, error):
-                    raise _told(error, exchange.tries) from None
-                failed = error
-                continue
-            self.fleet.note_answer(pod)
-            if answer.status in RETRIED and self._may_try_again(exchange, request.model, pod):
-                answer.close()
-                self._report(exchange, "failed")
-                failed = PodError("other", f"pod {pod} answered {answer.status}")
-                continue
-            return _Answered(decision, answer)
-
-    async def _choose(self, exchange: Exchange, prompt: Prompt, request: Request) -> Decision:
-        picking, name = self._service.picking, exchange.name
-
-        def choose() -> Decision:
-            return picking.choose(
-                name,
-                request,
-                candidates=self.fleet.candidates(exchange.avoided),
-                session=prompt.session,
-                priority=prompt.priority,
-            )
-
-        is_short = (
-            len(request.token_ids) <= _INLINE_TOKENS and self._service.num_ranks <= _INLINE_RANKS
-        )
-        if is_short:
-            decision = choose()
-        else:
-            chosen = asyncio.ensure_future(run_sync(choose))
-            try:
-                decision = await asyncio.shield(chosen)
-            except asyncio.CancelledError:  # The thread goes on, and books what nobody wants.
-                chosen.add_done_callback(lambda _: self._report(exchange, "failed"))
-                raise
-        exchange.is_booked = True
-        return decision
-
-    async def _ask(self, exchange: Exchange, decision: Decision) -> Opened:
-        pod, dp_rank = decision.rank
-        target = self.fleet.target(pod)
-        if target is None:
-            raise PodError("other", f"pod {pod} was removed")
-        scope, headers = exchange.scope, to_pod(exchange.headers)
-        headers.append((REQUEST_ID.decode(), exchange.request_id.decode()))
-        if target.num_ranks > 1:
-            headers.append((DP_RANK, str(dp_rank)))
-        query = b"?" + scope["query_string"] if scope["query_string"] else b""
-        url = URL(target.url + (scope["raw_path"] + query).decode("latin-1"), encoded=True)
-        payload = self._payload(exchange, headers)
-        coming = self._upstream.open(scope["method"], url, headers, payload)
-        try:
-            return await exchange.wait("first_byte", coming)
-        except WokenError:
-            told = f"no byte within {self._options.first_byte_s:g} s"
-            raise PodError("no_first_byte", f"pod {pod}: {told}") from None
-        except PodError as error:
-            if exchange.body.is_lost:
-                raise ClientGoneError from None
-            raise PodError(error.failure, f"pod {pod}: {error}") from None
-
-    def _payload(self, exchange: Exchange, headers: list[tuple[str, str]]) -> Payload:
-        """Return the body to send; one that is long, or still arrives, goes out in pieces."""
-        body = exchange.body
-        if body.is_complete and len(body) <= self._options.kept_bytes:
-            return body.kept() or None
-        length = exchange.given.get(b"content-length")
-        if length is not None:
-            headers.append(("content-length", length.decode("ascii")))
-        return body.pieces()
-
-    def _may_try_again(
-        self, exchange: Exchange, model: str, pod: PodId, error: PodError | None = None
-    ) -> bool:
-        """Whether the body is still there, and another pod; note that this one is avoided."""
-        body, options = exchange.body, self._options
-        is_kept = body.is_complete and len(body) <= options.kept_bytes
-        if not is_kept or exchange.tries >= options.attempts:
-            return False
-        if self.fleet.has_other(model, {*exchange.avoided, pod}):
-            exchange.avoided.add(pod)
-        elif error is None or error.failure != "disconnected":
-            return False
-        # A pod may close a connection at the moment at which a request comes: ask it once more.
-        self.retries += 1
-        return True
-
-    # ---- what comes back -------------------------------------------------------------------
-
-    async def _pass_on(self, exchange: Exchange, opened: "_Answered") -> None:
-        answer, chunk = opened.answer, opened.answer.first
-        exchange.body.release()
-        is_well = answer.status < 400
-        if is_well and chunk:
-            self._report(exchange, "first_token")
-            exchange.has_bytes = True
-        exchange.is_events = answer.is_events
-        self._count(exchange, answer.status)
-        headers = [*answer.headers, (REQUEST_ID, exchange.request_id)]
-        if EXPLAIN in exchange.given and self._options.tells:
-            headers += _explained(opened.decision)
-        start = {"type": "http.response.start", "status": answer.status, "headers": headers}
-        await exchange.send(start)
-        exchange.has_started = True
-        while True:
-            exchange.tail.keep(chunk)
-            is_last = answer.is_complete()
-            if is_last:  # The client may ask again as soon as it has this.
-                self._end(exchange, opened, is_well=is_well)
-                exchange.is_complete = True
-            await exchange.send(
-                {"type": "http.response.body", "body": chunk, "more_body": not is_last}
-            )
-            if is_last:
-                return
-            chunk = await self._next(exchange, answer)
-
-    async def _next(self, exchange: Exchange, answer: Opened) -> bytes:
-        try:
-            return await exchange.wait("next_byte", answer.read())
-        except WokenError as woken:
-            why = woken.why
-        while why == "no_event":
-            await exchange.send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-            try:
-                return await exchange.wait_on(answer.read())
-            except WokenError as woken:
-                why = woken.why
-        raise PodError("silent", f"no byte within {self._options.silent_s:g} s")
-
-    def _end(self, exchange: Exchange, opened: "_Answered", *, is_well: bool) -> None:
-        if not is_well:
-            self._report(exchange, "failed")  # The engine did not take it.
-            return
-        prompt, cached = exchange.tail.usage()
-        num_tokens = len(opened.decision.view.request.token_ids)
-        if not num_tokens or cached is None:
-            said = "not_reported" if num_tokens else "unknown_prompt"
-            cached = None
-        elif prompt not in (None, num_tokens) or cached > num_tokens:
-            said, cached = "other_prompt", None
-        else:
-            said = "counted"
-        self.usage[said] += 1
-        self._report(exchange, "end", cached)
-
-    async def _cut(self, exchange: Exchange, error: PodError) -> None:
-        """End an answer whose end does not come."""
-        self._report(exchange, "failed")
-        if exchange.is_events and exchange.tail.ends_event():
-            event = b"data: " + RefusalError("pod_failed", str(error)).body() + b"\n\n"
-            await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
-        exchange.cut()
+    # ---- what a client is told without a pod ------------------------------------------------
 
     async def _refuse(self, exchange: Exchange, refusal: RefusalError) -> str:
         """Answer with an error, or end an answer that has begun."""
@@ -406,62 +206,15 @@ class Proxy:
             headers.append((b"retry-after", _RETRY_AFTER))
         if not exchange.body.is_complete:  # The rest of it is not worth reading.
             headers.append((b"connection", b"close"))
-        self._count(exchange, refusal.status)
+        exchange.answers[refusal.status] += 1
         exchange.is_complete = True
         start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
         await exchange.send(start)
         await exchange.send({"type": "http.response.body", "body": body})
         return "refused"
 
-    # ---- what is noted ---------------------------------------------------------------------
-
-    def _report(self, exchange: Exchange, event: PickEvent, cached: int | None = None) -> None:
-        told = ReportBody(pick=exchange.name, event=event, cached_tokens=cached)
-        self._service.picking.report(told)
-        if event != "first_token":
-            exchange.is_booked = False
-
-    def _note_failure(self, exchange: Exchange, pod: PodId, error: PodError) -> None:
-        self.failures[error.failure] += 1
-        self.fleet.note_failure(pod, str(error), now=asyncio.get_running_loop().time())
-        if exchange.is_booked and not exchange.has_started:
-            self._report(exchange, "failed")
-
-    def _count(self, exchange: Exchange, status: int) -> None:
-        path = exchange.scope["path"]
-        method, route = ("POST", path) if path in PROMPTS else (_OTHER, _OTHER)
-        self._requests.of(method, route)[status] += 1
-
-
-class _Answered:
-    """An answer, and the decision that led to it."""
-
-    def __init__(self, decision: Decision, answer: Opened) -> None:
-        self.decision = decision
-        self.answer = answer
-
-    @property
-    def pod(self) -> PodId:
-        return self.decision.rank[0]
-
 
 def _names() -> Iterator[str]:
     """Yield names of requests that no other process has given."""
     run = os.urandom(6).hex()
     return (f"{run}-{number}" for number in count(1))
-
-
-def _explained(decision: Decision) -> list[tuple[bytes, bytes]]:
-    pod, dp_rank = decision.rank
-    return [
-        (b"x-kvbraid-pod", pod.encode()),
-        (b"x-kvbraid-dp-rank", str(dp_rank).encode()),
-        (b"x-kvbraid-predicted", b"%d-%d" % (decision.lower, decision.upper)),
-    ]
-
-
-def _told(error: PodError, tries: int) -> RefusalError:
-    """Return what the client is told when no pod has answered."""
-    code = "pod_silent" if error.failure == "no_first_byte" else "pod_failed"
-    more = f"; {tries} tries" if tries > 1 else ""
-    return RefusalError(code, f"{error}{more}")

@@ -1,0 +1,105 @@
+"""One answer comes back: bytes are passed on as they come, and the router learns how it went.
+
+Invariant: nothing of an answer is kept but its last bytes, and no more is read of it than its
+client has taken. An answer that breaks off never looks complete.
+"""
+
+from typing import Final
+
+from kvbraid.gateway.counts import Counts
+from kvbraid.gateway.exchange import Exchange, WokenError
+from kvbraid.gateway.headers import EXPLAIN, REQUEST_ID
+from kvbraid.gateway.sending import Answered
+from kvbraid.gateway.upstream import Opened, PodError
+from kvbraid.policy import Decision
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.forwarding import ForwardingOptions
+
+COMMENT: Final = b": waiting\n\n"
+"""What an event stream's client gets while nothing comes: readers of events skip it."""
+
+
+class Answerer:
+    """Passes on the answers of one gateway."""
+
+    def __init__(self, options: ForwardingOptions, counts: Counts) -> None:
+        self._options = options
+        self._counts = counts
+
+    async def pass_on(self, exchange: Exchange, opened: Answered) -> None:
+        """Send an answer to its client, and report to the router how it went.
+
+        Raises:
+            PodError: The answer broke off; its client has a part of it.
+        """
+        answer, chunk = opened.answer, opened.answer.first
+        exchange.body.release()
+        is_well = answer.status < 400
+        if is_well and chunk:
+            exchange.report("first_token")
+            exchange.has_bytes = True
+        exchange.is_events = answer.is_events
+        exchange.answers[answer.status] += 1
+        headers = [*answer.headers, (REQUEST_ID, exchange.request_id)]
+        if EXPLAIN in exchange.given and self._options.tells:
+            headers += _explained(opened.decision)
+        start = {"type": "http.response.start", "status": answer.status, "headers": headers}
+        await exchange.send(start)
+        exchange.has_started = True
+        while True:
+            exchange.tail.keep(chunk)
+            is_last = answer.is_complete()
+            if is_last:  # The client may ask again as soon as it has this.
+                self._end(exchange, opened, is_well=is_well)
+                exchange.is_complete = True
+            await exchange.send(
+                {"type": "http.response.body", "body": chunk, "more_body": not is_last}
+            )
+            if is_last:
+                return
+            chunk = await self._next(exchange, answer)
+
+    async def _next(self, exchange: Exchange, answer: Opened) -> bytes:
+        try:
+            return await exchange.wait("next_byte", answer.read())
+        except WokenError as woken:
+            why = woken.why
+        while why == "no_event":
+            await exchange.send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            try:
+                return await exchange.wait_on(answer.read())
+            except WokenError as woken:
+                why = woken.why
+        raise PodError("silent", f"no byte within {self._options.silent_s:g} s")
+
+    def _end(self, exchange: Exchange, opened: Answered, *, is_well: bool) -> None:
+        if not is_well:
+            exchange.report("failed")  # The engine did not take it.
+            return
+        prompt, cached = exchange.tail.usage()
+        num_tokens = len(opened.decision.view.request.token_ids)
+        if not num_tokens or cached is None:
+            said = "not_reported" if num_tokens else "unknown_prompt"
+            cached = None
+        elif prompt not in (None, num_tokens) or cached > num_tokens:
+            said, cached = "other_prompt", None
+        else:
+            said = "counted"
+        self._counts.usage[said] += 1
+        exchange.report("end", cached)
+
+    async def cut(self, exchange: Exchange, error: PodError) -> None:
+        """End an answer whose end does not come."""
+        if exchange.is_events and exchange.tail.ends_event():
+            event = b"data: " + RefusalError("pod_failed", str(error)).body() + b"\n\n"
+            await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
+        exchange.cut()
+
+
+def _explained(decision: Decision) -> list[tuple[bytes, bytes]]:
+    pod, dp_rank = decision.rank
+    return [
+        (b"x-kvbraid-pod", pod.encode()),
+        (b"x-kvbraid-dp-rank", str(dp_rank).encode()),
+        (b"x-kvbraid-predicted", b"%d-%d" % (decision.lower, decision.upper)),
+    ]

@@ -1,0 +1,24 @@
+"""What a gateway counts, for its metrics. Counted on the event loop's thread only."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts since the start.
+
+    Attributes:
+        outcomes: How requests ended: `answered`, `refused`, `client_gone`, `cut`, `shut_down`.
+        failures: Failures of pods, by kind.
+        retries: How many requests were sent to a pod again.
+        unknown: Prompts without tokens, by reason.
+        usage: What engines said of reused tokens: `counted`, `not_reported`, `other_prompt`,
+            `unknown_prompt`.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+    usage: Counter[str] = field(default_factory=Counter)
