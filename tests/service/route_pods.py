@@ -265,8 +265,8 @@ class Fleet:
     index: FakeIndex
     engines: dict[str, Engine]
     port: int
-    server: uvicorn.Server
     stack: AsyncExitStack
+    end: Callable[[], Awaitable[None]]
 
     @property
     def proxy(self) -> Any:  # noqa: ANN401 - tests look at its parts.
@@ -315,11 +315,15 @@ async def fleet(
         server.lifespan = server.config.lifespan_class(server.config)
         await server.startup(sockets=[listener])
         port = listener.getsockname()[1]
+
+        async def end() -> None:
+            await server.shutdown(sockets=[listener])
+
         try:
             async with AsyncExitStack() as clients:
-                yield Fleet(gateway, service, index, engines, port, server, clients)
+                yield Fleet(gateway, service, index, engines, port, clients, end)
         finally:
-            await server.shutdown(sockets=[listener])
+            await end()
             await gateway.close()
         assert service.picking.num_booked() == 0
         assert gateway.proxy.in_flight == 0

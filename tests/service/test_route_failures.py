@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 from kvbraid.ids import PodId
@@ -355,6 +356,45 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing() -
         assert them.proxy.counts.outcomes == {"client_gone": 2}
         assert not them.proxy.counts.failures
         assert not them.engines["a"].asked
+
+
+@in_loop
+async def test_a_client_that_leaves_while_its_long_prompt_is_scored_leaves_nothing_booked() -> (
+    None
+):
+    async with fleet(greets) as them:
+        them.index.hold = threading.Event()
+        client = await them.connect()
+        await client.send(post(body=prompt(40_000)))
+        await until(them.index.held.is_set)
+        client.leave()
+        await until(lambda: them.proxy.in_flight == 0)
+        them.index.hold.set()
+        await until(lambda: them.reports("failed") == 1)
+        assert not them.engines["a"].asked
+
+
+# ---- a gateway that ends --------------------------------------------------------------------
+
+
+@in_loop
+async def test_what_is_in_flight_at_the_end_is_told_or_cut() -> None:
+    async def waits_or_streams(asked: Asked) -> None:
+        await (streams_one_event if b"true" in asked.body else never_answers)(asked)
+
+    async with fleet(waits_or_streams) as them:
+        waiting, streaming = [await them.connect() for _ in range(2)]
+        await waiting.send(post())
+        await streaming.send(post(body=prompt(stream=True)))
+        await streaming.head()
+        await streaming.chunk()
+        await them.engines["a"].request(2)
+        await them.end()
+        head, body = await waiting.answer()
+        assert (head.status, code(body)) == (503, "shutting_down")
+        assert await streaming.is_cut()
+        await until(lambda: them.proxy.in_flight == 0)
+        assert them.proxy.counts.outcomes == {"shut_down": 2}
 
 
 # ---- pods that are left alone ---------------------------------------------------------------
