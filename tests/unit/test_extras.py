@@ -39,6 +39,7 @@ def test_the_modules_of_the_extra_are_those_of_its_packages() -> None:
     }
     assert {*extras.SERVE} <= modules
     assert len(extras.SERVE) == len(required("serve")) - 1, "uvicorn imports uvloop, we do not"
+    assert set(extras.ROUTE) <= required("route")
 
 
 def test_the_library_works_without_the_extra() -> None:
@@ -67,6 +68,24 @@ except SystemExit as exit:
     assert fresh(program) == [
         "kvbraid: this command needs click, which is not installed: in a checkout of kvbraid, "
         "pip install '.[serve]'",
+        "2",
+    ]
+
+
+def test_the_gateway_without_its_own_extra_names_that() -> None:
+    program = """
+sys.modules["aiohttp"] = None
+sys.stderr = sys.stdout
+sys.argv[1:] = ["route"]
+from kvbraid.__main__ import main
+try:
+    main()
+except SystemExit as exit:
+    print(exit.code)
+"""
+    assert fresh(program) == [
+        "kvbraid: kvbraid route needs aiohttp, which is not installed: in a checkout of kvbraid, "
+        "pip install '.[route]'",
         "2",
     ]
 

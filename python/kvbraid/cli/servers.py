@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import click
 
 from kvbraid.cli.options import TEXT, Command, Secret
+from kvbraid.errors import InvalidValueError
+from kvbraid.extras import require_route
 
 if TYPE_CHECKING:
     from kvbraid.service.config import FleetConfig
@@ -69,6 +71,10 @@ def route(config: Path | None, **flags: _Flag) -> None:
 
     It is `kvbraid serve` with a gateway (docs/gateway.md). Pods need their url in fleet.toml.
     """
+    try:
+        require_route("kvbraid route")
+    except ModuleNotFoundError as error:
+        raise InvalidValueError(str(error)) from None
     from kvbraid.gateway.route import route
 
     route(_configured(config, flags), announce=_announce)
