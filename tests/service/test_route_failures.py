@@ -312,6 +312,30 @@ async def test_an_answer_that_breaks_off_has_no_end() -> None:
         assert await client.is_cut()
 
 
+@in_loop
+async def test_nothing_is_logged_of_what_pods_do_to_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def streams(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event("1")
+        await go_on.wait()
+        asked.die()
+
+    go_on = asyncio.Event()
+    async with fleet(streams) as them:
+        client = await them.connect()
+        await client.send(post() + post())  # The second one waits for its turn, in vain.
+        await client.head()
+        await client.chunk()
+        go_on.set()
+        await client.chunk()
+        assert await client.is_cut()
+        await until(lambda: them.proxy.in_flight == 0)
+        assert len(them.engines["a"].asked) == 1
+    assert not caplog.records
+
+
 # ---- clients that leave ---------------------------------------------------------------------
 
 

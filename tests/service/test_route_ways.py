@@ -282,6 +282,20 @@ async def test_a_model_is_found_by_its_name_an_adapters_or_a_header() -> None:
         ]  # fmt: skip
 
 
+@in_loop
+async def test_an_adapter_is_asked_for_where_it_is_listed() -> None:
+    async with fleet(greets, greets, greets) as them:
+        for name in "bc":
+            serving = Serving(url=them.engines[name].url)
+            config = PodConfig(
+                model="m", endpoint="tcp://h:1", loras={"tuned": "/x"}, serving=serving
+            )
+            them.service.put(PodId(name), config)
+        for _ in range(12):
+            assert (await them.ask(post(body=b'{"model": "tuned"}')))[0].status == 200
+        assert not them.engines["a"].asked
+
+
 # ---- who gets it ----------------------------------------------------------------------------
 
 

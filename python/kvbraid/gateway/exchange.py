@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
 from kvbraid.gateway.bodies import Body
 from kvbraid.gateway.headers import Headers, request_id
 from kvbraid.gateway.prompts import PROMPTS
@@ -97,7 +99,9 @@ class Exchange:
         assert task is not None  # Every coroutine that runs is run by one.
         self._task = task
         self._woken: Wake | None = None
-        self._connection: Connection = scope["extensions"][EXTENSION]["connection"]
+        own = scope["extensions"][EXTENSION]
+        self._connection: Connection = own["connection"]
+        self._cycle: RequestResponseCycle = own["cycle"]
         self._connection.when_lost = self._lose
 
     async def wait(self, what: Wait, coming: Awaitable[_T]) -> _T:
@@ -152,7 +156,7 @@ class Exchange:
     def cut(self) -> None:
         """Close the client's connection: that is how it learns that its answer has no end."""
         self.is_complete = True
-        self._connection.cut()
+        self._connection.cut(self._cycle)
 
     def end(self) -> None:
         """Release what the request holds here."""

@@ -51,6 +51,7 @@ class Fleet:
         self._unreachable: frozenset[PodId] = frozenset()
         self._of_model: dict[str, list[PodId]] = {}
         self._adapters: dict[str, str] = {}
+        self._lacking: dict[str, frozenset[PodId]] = {}
 
     # ---- who there is ----------------------------------------------------------------------
 
@@ -78,6 +79,10 @@ class Fleet:
             message = f"no pod of model {shortened(model)} has a url"
             raise RefusalError("no_pod", message, remedy=remedy)
         return model, adapter
+
+    def lacking(self, adapter: str | None) -> frozenset[PodId]:
+        """Return the pods that do not list an adapter which others of its model list."""
+        return self._lacking.get(adapter, frozenset()) if adapter else frozenset()
 
     def candidates(self, avoided: Collection[PodId]) -> RankNames | None:
         """Return the ranks that may get a request; None: all."""
@@ -115,6 +120,14 @@ class Fleet:
         for pod in self._targets:
             self._of_model.setdefault(pods[pod].model, []).append(pod)
         self._adapters = {name: config.model for config in pods.values() for name in config.loras}
+        self._lacking = {
+            name: frozenset(
+                pod
+                for pod, config in pods.items()
+                if config.model == model and name not in config.loras
+            )
+            for name, model in self._adapters.items()
+        }
         self._breakers.retain(pods)
 
     # ---- how they answer -------------------------------------------------------------------

@@ -176,6 +176,8 @@ class Proxy:
         """Return what the router is asked."""
         named = exchange.given.get(_MODEL, b"")
         model, adapter = self.fleet.find_model(named.decode("latin-1") or prompt.model)
+        lora = prompt.lora or adapter
+        exchange.avoided |= self.fleet.lacking(lora)
         tokens, why = prompt.token_ids, prompt.why_no_tokens
         if tokens is not None and len(tokens) > self._service.limits.tokens:
             tokens, why = None, "too_many_tokens"
@@ -184,7 +186,7 @@ class Proxy:
         return Request(
             model=model,
             token_ids=() if tokens is None else tokens,
-            lora=prompt.lora or adapter,
+            lora=lora,
             cache_salt=prompt.cache_salt,
             extra_key=prompt.extra_key,
         )

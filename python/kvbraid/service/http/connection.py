@@ -16,7 +16,11 @@ from typing import Any, Final
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from kvbraid.service.errors import RefusalError
@@ -27,7 +31,7 @@ SLICE_BYTES: Final = 64 << 10
 """Bytes of one connection that are parsed in one turn."""
 
 EXTENSION: Final = "kvbraid.connection"
-"""The extension of ASGI in which a request finds its `Connection`.
+"""The extension of ASGI in which a request finds its `Connection`, and uvicorn's `cycle` of it.
 
 It can learn there that its client has left, without a task that waits for that, and can end an
 answer that it cannot complete: ASGI has no other way to let a client know.
@@ -90,9 +94,12 @@ class Connection(HttpToolsProtocol):
         if self.when_lost is not None:
             self.when_lost()
 
-    def cut(self) -> None:
-        """Close in the middle of an answer, once what was written of it has gone out."""
-        self.cycle.disconnected = True  # So uvicorn expects no end of it, either.
+    def cut(self, cycle: RequestResponseCycle) -> None:
+        """Close in the middle of an answer, once what was written of it has gone out.
+
+        `cycle` is that of the answer: `self.cycle` may be a later one, which waits for its turn.
+        """
+        cycle.disconnected = True  # So uvicorn expects no end of it, either.
         self.transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -150,7 +157,6 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to count a head and its time."""
         super().on_message_begin()
-        self.scope["extensions"] = {EXTENSION: {"connection": self}}
         self._in_head = self._in_message = True
         self._head_bytes, self._first_bytes = 0, self._piece_bytes
         self._since = self.loop.time()
@@ -167,6 +173,7 @@ class Connection(HttpToolsProtocol):
     def begin_request(self) -> None:
         """Take a request whose head is complete and within its limit."""
         super().on_headers_complete()
+        self.scope["extensions"] = {EXTENSION: {"connection": self, "cycle": self.cycle}}
 
     def on_message_complete(self) -> None:
         """Stop waiting for the client."""
