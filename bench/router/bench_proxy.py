@@ -131,7 +131,7 @@ def _config(num_pods: int, port: int, events: int) -> str:
         'kind = "full_attention"\nblock_size = 16\n'
         for number in range(num_pods)
     )
-    return "".join(["[server]\nready_after_s = 0\n", *pods])
+    return "".join(["[limits]\nidle_s = 600\n", *pods])
 
 
 @contextlib.contextmanager

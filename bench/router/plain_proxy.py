@@ -46,4 +46,11 @@ class Plain:
 
 
 if __name__ == "__main__":
-    uvicorn.run(Plain(), port=_PORT, http="httptools", lifespan="off", log_level="error")
+    uvicorn.run(
+        Plain(),
+        port=_PORT,
+        http="httptools",
+        lifespan="off",
+        log_level="error",
+        timeout_keep_alive=600,
+    )
