@@ -267,6 +267,7 @@ class Fleet:
     port: int
     stack: AsyncExitStack
     end: Callable[[], Awaitable[None]]
+    sweep_clients: Callable[[float], None]
 
     @property
     def proxy(self) -> Any:  # noqa: ANN401 - tests look at its parts.
@@ -319,9 +320,13 @@ async def fleet(
         async def end() -> None:
             await server.shutdown(sockets=[listener])
 
+        def sweep_clients(later_s: float) -> None:
+            now = asyncio.get_running_loop().time() + later_s
+            gateway.connection_limits.sweep(server.server_state.connections, now)  # type: ignore[arg-type]
+
         try:
             async with AsyncExitStack() as clients:
-                yield Fleet(gateway, service, index, engines, port, clients, end)
+                yield Fleet(gateway, service, index, engines, port, clients, end, sweep_clients)
         finally:
             await end()
             await gateway.close()

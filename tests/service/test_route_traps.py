@@ -382,6 +382,42 @@ async def test_a_pod_that_does_not_read_stops_its_client() -> None:
 
 
 @in_loop
+async def test_a_body_that_does_not_arrive_in_time_ends_its_request_at_the_pod() -> None:
+    async with fleet(greets, options=ForwardingOptions(kept_bytes=4)) as them:
+        for path in ("/v1/completions", "/v1/files"):
+            client = await them.connect()
+            await client.send(post(path, b"0123456789", content_length="20"))
+            await until(lambda: them.proxy.in_flight == 1)
+            await asyncio.sleep(0)
+            them.sweep_clients(Limits().request_s + 1)
+            assert (await client.answer())[0].status == 408
+            assert await client.is_cut()
+            await until(lambda: them.proxy.in_flight == 0)
+        assert not them.proxy.counts.failures
+
+
+@in_loop
+async def test_a_stream_may_last_longer_than_any_time_of_connections() -> None:
+    async def streams(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event("1")
+        await go_on.wait()
+        await asked.event("2")
+        await asked.end()
+
+    go_on = asyncio.Event()
+    async with fleet(streams) as them:
+        client = await them.connect()
+        await client.send(post())
+        await client.head()
+        await client.chunk()
+        them.sweep_clients(10_000)
+        go_on.set()
+        assert await client.chunk() == b"data: 2\n\n"
+        assert await client.chunk() == b""
+
+
+@in_loop
 async def test_a_client_that_ends_its_side_has_left() -> None:
     async def never_answers(asked: Asked) -> None:
         await asked.gone.wait()

@@ -6,7 +6,7 @@ client has taken. An answer that breaks off never looks complete.
 
 from typing import Final
 
-from kvbraid.gateway.counts import Counts
+from kvbraid.gateway.counts import GatewayCounts
 from kvbraid.gateway.exchange import Exchange, WokenError
 from kvbraid.gateway.headers import EXPLAIN, REQUEST_ID
 from kvbraid.gateway.sending import Answered
@@ -22,7 +22,7 @@ COMMENT: Final = b": waiting\n\n"
 class Answerer:
     """Passes on the answers of one gateway."""
 
-    def __init__(self, options: ForwardingOptions, counts: Counts) -> None:
+    def __init__(self, options: ForwardingOptions, counts: GatewayCounts) -> None:
         self._options = options
         self._counts = counts
 

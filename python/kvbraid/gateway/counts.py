@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Counts:
-    """Counts since the start.
+class GatewayCounts:
+    """GatewayCounts since the start.
 
     Attributes:
         outcomes: How requests ended: `answered`, `refused`, `client_gone`, `cut`, `shut_down`.

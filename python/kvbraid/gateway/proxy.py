@@ -17,7 +17,7 @@ from kvbraid.errors import KvbraidError
 from kvbraid.fleet.request import Request
 from kvbraid.gateway.answering import Answerer
 from kvbraid.gateway.bodies import too_long
-from kvbraid.gateway.counts import Counts
+from kvbraid.gateway.counts import GatewayCounts
 from kvbraid.gateway.exchange import Exchange, Shared
 from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.headers import MODEL, REQUEST_ID
@@ -57,7 +57,7 @@ class Proxy:
         self._exchanges: set[Exchange] = set()
         self._names = _names()
         self.fleet = Fleet(service, options)
-        self.counts = Counts()
+        self.counts = GatewayCounts()
         self._sender = Sender(service, self.fleet, options, self.counts)
         self._answerer = Answerer(options, self.counts)
 

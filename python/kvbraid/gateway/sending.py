@@ -12,7 +12,7 @@ from yarl import URL
 
 from kvbraid.errors import NoRankError
 from kvbraid.fleet.request import Request
-from kvbraid.gateway.counts import Counts
+from kvbraid.gateway.counts import GatewayCounts
 from kvbraid.gateway.exchange import Exchange, WokenError
 from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.headers import DP_RANK, REQUEST_ID, to_pod
@@ -49,7 +49,7 @@ class Sender:
     """Sends the requests of one gateway."""
 
     def __init__(
-        self, service: Service, fleet: Fleet, options: ForwardingOptions, counts: Counts
+        self, service: Service, fleet: Fleet, options: ForwardingOptions, counts: GatewayCounts
     ) -> None:
         self._service = service
         self._fleet = fleet

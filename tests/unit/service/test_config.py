@@ -27,7 +27,10 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
     [
         ("[server]\nprot = 1", "unknown key server.prot; did you mean port?"),
         ("[sevrer]\n", "unknown key sevrer; did you mean server?"),
-        ("xyz = 1", "unknown key xyz; remove it; known: server, limits, index, router, pods"),
+        (
+            "xyz = 1",
+            "unknown key xyz; remove it; known: server, limits, index, router, gateway, pods",
+        ),
         (POD + "endpiont = 'x'", "unknown key pods[0].endpiont; did you mean endpoint?"),
         (POD + POD, "pods[1].id = 'a' is a duplicate; give each pod an id of its own"),
         ("[server]\nport = 'a'", "server.port: Expected `int`, got `str`"),
