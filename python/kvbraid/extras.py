@@ -21,7 +21,7 @@ SERVE: Final = (
 )
 """The modules of the extra that the package imports."""
 
-ROUTE: Final = ("aiohttp", "yarl")
+ROUTE: Final = ("aiohttp", "jinja2", "tokenizers", "yarl")
 """The modules that `route` has besides those of `serve`."""
 
 

@@ -16,18 +16,30 @@ PROMPTS: Final = frozenset(
 """The paths whose bodies are prompts. Requests to others are sent on by load alone."""
 
 WhyNoTokens: TypeAlias = Literal[
-    "", "malformed", "not_a_prompt", "no_tokenizer", "no_template", "not_text", "too_many_tokens",
-    "failed",
+    "", "malformed", "not_a_prompt", "several_prompts", "not_text", "own_template", "truncated",
+    "no_tokenizer", "no_template", "too_many_tokens", "too_slow", "busy", "failed",
 ]  # fmt: skip
 """Why the tokens of a prompt are unknown; empty if they are known.
 
 `malformed`: not JSON, or of a shape that the API does not have. `not_a_prompt`: a path or a method
-without one. `no_tokenizer`, `no_template`: none for this model. `not_text`: images, sound, or
-something else that only the engine turns into tokens. `failed`: the tokenizer or template did.
+without one, or one that is not read. `several_prompts`: the body has more than one. `not_text`:
+images, sound, or something else that only the engine turns into tokens. `own_template`: the body
+brings a chat template, and nobody should run a client's program. `truncated`: the engine is told
+to cut the prompt. `no_tokenizer`, `no_template`: none for this model. `too_many_tokens`: longer
+than a limit. `too_slow`, `busy`: not within the time and the threads that prompts have. `failed`:
+the tokenizer or template did, as templates do for messages that they refuse.
 """
 
 REASONS: Final[tuple[WhyNoTokens, ...]] = get_args(WhyNoTokens)[1:]
 """Every reason, for who counts them."""
+
+
+class NoTokensError(Exception):
+    """The tokens of a prompt cannot be known; no caller of a reader sees it."""
+
+    def __init__(self, why: WhyNoTokens) -> None:
+        super().__init__(why)
+        self.why: WhyNoTokens = why
 
 
 class Prompt(NamedTuple):

@@ -203,6 +203,12 @@ def parse_routed(body: bytes, *, max_tokens: int) -> Routed:
     return Routed(fields.pod, fields.dp_rank, _prompt(fields, tokens), produced)
 
 
+def listed_ids(text: bytes) -> memoryview | None:
+    """Return the ids of a JSON list as uint32; None for anything else, or ids that are wider."""
+    found = find_token_ids(b'{"token_ids":%b}' % text)
+    return None if found is None else memoryview(found[0]).cast("I")
+
+
 def _request(fields: RequestFields, tokens: memoryview, max_tokens: int) -> Request:
     _check_length(len(tokens), max_tokens)
     return replace(
