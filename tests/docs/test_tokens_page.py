@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from kvbraid.errors import InvalidValueError
+from kvbraid.gateway.prompts import REASONS
 from kvbraid.service.decoding import describe
 from kvbraid.service.http.client import read_request
 from kvbraid.service.requests import ScoreBody
@@ -42,7 +43,7 @@ def test_text_on_the_command_line_is_answered_with_a_route_of_the_page(tmp_path:
 
 
 def test_the_example_also_takes_an_answer_without_pictures_and_several_with_them() -> None:
-    (program,) = (block.text for block in blocks(PAGE) if block.language == "python")
+    (program,) = (block.text for block in blocks(PAGE) if "def request_of(" in block.text)
     names: dict[str, Any] = {}
     exec(program, names)
     request_of = names["request_of"]
@@ -57,3 +58,9 @@ def test_the_example_also_takes_an_answer_without_pictures_and_several_with_them
     request = request_of({"token_ids": list(range(9)), "features": features}, "m", "salt")
     assert [tuple(item) for item in request.extra_keys] == [("a", 1, 2), ("b", 4, 2), ("c", 8, 1)]
     assert (request.cache_salt, list(request.token_ids)) == ("salt", list(range(9)))
+
+
+def test_every_reason_for_unknown_ids_is_explained() -> None:
+    section = TEXT.split("\n## In a gateway\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*`) \| ", section.split("| reason |")[1], re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(REASONS)
