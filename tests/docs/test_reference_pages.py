@@ -26,6 +26,7 @@ from kvbraid.service.config import (
     read_fleet_file,
 )
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable
 from kvbraid.spec import (
     EngineDialect,
@@ -203,8 +204,8 @@ def test_the_example_fleet_file_is_accepted_and_has_every_key(tmp_path: Path) ->
     config = read_fleet_file(path)
     assert list(config.pods) == ["gpt-oss-0"]
     tables_of = (
-        ServerOptions, Limits, IndexTable, RouterTable, SecondsTable, ForwardingOptions, PodEntry,
-        FleetFile,
+        ServerOptions, Limits, IndexTable, RouterTable, SecondsTable, ForwardingOptions,
+        TokensTable, PodEntry, FleetFile,
     )  # fmt: skip
     keys = {key for table in tables_of for key in table.__struct_fields__}
     page = (DOCS / "configuration.md").read_text()

@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -25,7 +27,8 @@ from tests.service.route_pods import (
     post,
     prompt,
 )
-from tests.service.serving import ROOT, serving
+from tests.service.serving import MAIN, ROOT, serving
+from tests.unit.gateway.model_folders import TURNS, write_model
 
 CONFIG = """
 [server]
@@ -90,6 +93,49 @@ async def test_a_gateway_serves_and_lets_streams_finish_at_its_end(tmp_path: Pat
             for each in clients:
                 each.writer.transport.abort()
             await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+TOKENS = """
+[pods.loras]
+poet = "/adapters/poet"
+
+[tokens.m]
+folder = "m"
+"""
+
+
+@in_loop
+async def test_texts_and_chats_have_tokens_if_the_models_files_are_there(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", TURNS)
+    chat = {"model": "poet", "messages": [{"role": "user", "content": "Hello " * 40}]}
+    text = {"model": "m", "prompt": "Hello " * 40}
+    async with Engine().running() as engine:
+        config = tmp_path / "fleet.toml"
+        config.write_text(CONFIG.format(folder=tmp_path, url=engine.url) + TOKENS)
+        starting = serving("--config", str(config), name="route")
+        _process, url = await asyncio.to_thread(starting.__enter__)
+        client = await connected(url)
+        try:
+            for path, body in (("/v1/completions", text), ("/v1/chat/completions", chat)):
+                data = json.dumps(body).encode()
+                await client.send(post(path, data, x_kvbraid_explain="1"))
+                head, _ = await client.answer()
+                low, high = map(int, head.headers["x-kvbraid-predicted"].split("-"))
+                assert low == 0 < high
+        finally:
+            client.writer.transport.abort()
+            await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+def test_a_models_files_that_are_missing_end_the_start_in_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.toml"
+    config.write_text(TOKENS.split("\n\n")[1])
+    command = [sys.executable, "-c", MAIN, "route", "--port", "0", "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "m/tokenizer.json: No such file" in line
+    assert "give a model's tokenizer.json, or its folder" in line
 
 
 def test_the_page_lists_codes_with_their_statuses() -> None:

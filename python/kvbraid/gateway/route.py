@@ -1,12 +1,14 @@
 """`kvbraid route`: the real index, subscriber and gateway put together and run."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from kvbraid.gateway.app import Gateway
-from kvbraid.gateway.prompts import ListedTokens
+from kvbraid.gateway.tokens import BodyReader, TokenizerFiles, Tokenizers
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.server import end_process, run_server
+from kvbraid.service.prompting import TokensTable
 from kvbraid.service.registry import Service
 from kvbraid.service.serve import new_service
 
@@ -14,11 +16,13 @@ from kvbraid.service.serve import new_service
 def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     """Forward requests until SIGTERM or SIGINT; may end the process itself, with 0.
 
-    Raises as `run_server`.
+    Raises as `run_server`, and InvalidValueError for a model's files that are missing or wrong.
     """
 
+    reader = _reader(config)
+
     def gateway(service: Service, access: Access) -> Gateway:
-        return Gateway(service, ListedTokens(), config.forwarding, access=access)
+        return Gateway(service, reader, config.forwarding, access=access)
 
     run_server(
         config,
@@ -28,3 +32,20 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
         end_s=config.forwarding.end_s,
     )
     end_process()
+
+
+def _reader(config: FleetConfig) -> BodyReader:
+    """The reader of prompts; adapters are those of the pods in the configuration."""
+    adapters = {name: pod.model for pod in config.pods.values() for name in pod.loras}
+    files = {model: _files(table) for model, table in config.tokens.items()}
+    return BodyReader(Tokenizers.of(files), adapters)
+
+
+def _files(table: TokensTable) -> TokenizerFiles:
+    return TokenizerFiles(
+        folder=Path(table.folder),
+        template=None if table.template is None else Path(table.template),
+        content_format=None if table.content_format == "auto" else table.content_format,
+        template_arguments=table.template_arguments,
+        fast=table.fast,
+    )

@@ -5,6 +5,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     config      what an operator writes, with `weights` of tiers and `decoding` of JSON
     routing     the `[router]` table: policy, coefficients, how long bookings count
     forwarding  the `[gateway]` table, which `kvbraid.gateway` reads
+    prompting   the `[tokens]` tables, which it reads too
     errors      one table of error codes, one JSON shape
     requests    bytes of a request to a `Request`; `answers` are the bodies that go back
     journal     what happens to pods, one line each; `logs` writes the lines

@@ -23,6 +23,7 @@ from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.logs import Format, Level
+from kvbraid.service.prompting import TokensTable, beside
 from kvbraid.service.routing import RouterTable, Routing, read_routing
 from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
@@ -133,6 +134,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     index: IndexTable = IndexTable()
     router: RouterTable = RouterTable()
     gateway: ForwardingOptions = ForwardingOptions()
+    tokens: dict[str, TokensTable] = {}
     pods: list[PodEntry] = []
 
 
@@ -193,6 +195,7 @@ class FleetConfig:
     index: IndexTable = field(default_factory=IndexTable)
     routing: Routing = field(default_factory=Routing)
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
+    tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
 
 
@@ -225,6 +228,7 @@ def read_fleet_file(path: Path) -> FleetConfig:
         index=parsed.index,
         routing=routing,
         forwarding=parsed.gateway,
+        tokens=beside(parsed.tokens, path.parent),
         pods=_pods(path, parsed),
     )
 

@@ -29,7 +29,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         ("[sevrer]\n", "unknown key sevrer; did you mean server?"),
         (
             "xyz = 1",
-            "unknown key xyz; remove it; known: server, limits, index, router, gateway, pods",
+            "known: server, limits, index, router, gateway, tokens, pods",
         ),
         (POD + "endpiont = 'x'", "unknown key pods[0].endpiont; did you mean endpoint?"),
         (POD + POD, "pods[1].id = 'a' is a duplicate; give each pod an id of its own"),
@@ -314,3 +314,14 @@ def test_flags_replace_what_the_file_says_where_they_are_given() -> None:
     assert override(config, flags).server == ServerOptions(port=2, host="h", token="t")
     with pytest.raises(InvalidValueError, match="--token"):
         override(config, {"token": ""})
+
+
+def test_the_files_of_token_ids_are_beside_the_fleet_file(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('[tokens."org/m"]\nfolder = "models/m"\ntemplate = "/t.jinja"\nfast = false')
+    (table,) = read_fleet_file(path).tokens.values()
+    assert (table.folder, table.template) == (str(tmp_path / "models" / "m"), "/t.jinja")
+    assert (table.content_format, table.fast) == ("auto", False)
+    path.write_text("[tokens.m]\nfolder = ''")
+    with pytest.raises(InvalidValueError, match=r"tokens\S*folder: Expected `str` of length >= 1"):
+        read_fleet_file(path)
