@@ -149,6 +149,7 @@ async def test_an_engine_with_several_ranks_is_told_which() -> None:
         assert asked.header("x-data-parallel-rank") == head.headers["x-kvbraid-dp-rank"]
         assert head.headers["x-kvbraid-pod"] == "a"
         assert head.headers["x-kvbraid-predicted"] == "0-0"
+        assert head.headers["x-kvbraid-ladder"] == "prompt=32, best=0, chosen=0"
 
 
 @in_loop
@@ -359,6 +360,9 @@ async def test_what_an_answer_says_of_reuse_is_counted(
         assert them.proxy.counts.usage == {said: 1}
         assert them.service.picking.tokens["delivered"] == delivered
         assert them.service.picking.tokens["prompt"] == (32 if delivered else 0)
+        [ladder] = them.service.picking.ladder.answer().models
+        assert (ladder.rungs.prompt, ladder.rungs.delivered) == (32, delivered)
+        assert ladder.reported == (said == "counted")
 
 
 @in_loop

@@ -14,6 +14,7 @@ from kvbraid.gateway.upstream import Opened, PodError
 from kvbraid.policy import Decision
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.rungs import Rungs
 
 COMMENT: Final = b": waiting\n\n"
 """What an event stream's client gets while nothing comes: readers of events skip it."""
@@ -42,7 +43,7 @@ class Answerer:
         exchange.answers[answer.status] += 1
         headers = [*answer.headers, (REQUEST_ID, exchange.request_id)]
         if EXPLAIN in exchange.given and self._options.tells:
-            headers += _explained(opened.decision)
+            headers += _explained(opened.decision, exchange.rungs())
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await exchange.send(start)
         exchange.has_started = True
@@ -78,15 +79,16 @@ class Answerer:
             return
         prompt, cached = exchange.tail.usage()
         num_tokens = len(opened.decision.view.request.token_ids)
+        other = None  # The length of the prompt that the engine counted, if it is another one.
         if not num_tokens or cached is None:
             said = "not_reported" if num_tokens else "unknown_prompt"
             cached = None
         elif prompt not in (None, num_tokens) or cached > num_tokens:
-            said, cached = "other_prompt", None
+            said, cached, other = "other_prompt", None, prompt
         else:
             said = "counted"
         self._counts.usage[said] += 1
-        exchange.report("end", cached)
+        exchange.report("end", cached, other)
 
     async def cut(self, exchange: Exchange, error: PodError) -> None:
         """End an answer whose end does not come."""
@@ -96,10 +98,16 @@ class Answerer:
         exchange.cut()
 
 
-def _explained(decision: Decision) -> list[tuple[bytes, bytes]]:
+def _explained(decision: Decision, rungs: Rungs | None) -> list[tuple[bytes, bytes]]:
     pod, dp_rank = decision.rank
-    return [
+    told = [
         (b"x-kvbraid-pod", pod.encode()),
         (b"x-kvbraid-dp-rank", str(dp_rank).encode()),
         (b"x-kvbraid-predicted", b"%d-%d" % (decision.lower, decision.upper)),
     ]
+    if rungs is not None:
+        names = ("prompt", "seen", "best", "chosen")
+        known = {name: getattr(rungs, name) for name in names}
+        ladder = ", ".join(f"{name}={it}" for name, it in known.items() if it is not None)
+        told.append((b"x-kvbraid-ladder", ladder.encode()))
+    return told

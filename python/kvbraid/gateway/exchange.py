@@ -23,6 +23,7 @@ from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import RequestCounts
 from kvbraid.service.picking import Picking
 from kvbraid.service.requests import PickEvent, ReportBody
+from kvbraid.service.rungs import Rungs
 
 Wait: TypeAlias = Literal["first_byte", "next_byte"]
 """What a request can wait for at its pod."""
@@ -131,12 +132,26 @@ class Exchange:
         finally:
             self.waits = None
 
-    def report(self, event: PickEvent, cached_tokens: int | None = None) -> None:
-        """Tell the router what has become of the request."""
-        told = ReportBody(pick=self.name, event=event, cached_tokens=cached_tokens)
+    def report(
+        self,
+        event: PickEvent,
+        cached_tokens: int | None = None,
+        prompt_tokens: int | None = None,
+    ) -> None:
+        """Tell the router what has become of the request, and what its engine counted."""
+        told = ReportBody(
+            pick=self.name,
+            event=event,
+            cached_tokens=cached_tokens,
+            prompt_tokens=prompt_tokens,
+        )
         self._picking.report(told)
         if event != "first_token":
             self.is_booked = False
+
+    def rungs(self) -> Rungs | None:
+        """Return what was known of the request when its pod was chosen."""
+        return self._picking.rungs(self.name)
 
     def wake(self, why: Wake) -> None:
         """End whatever the request waits for."""

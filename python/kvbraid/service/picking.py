@@ -216,6 +216,12 @@ class Picking:
         """Return how many requests are in flight at a rank."""
         return self._router.running((pod, dp_rank))
 
+    def rungs(self, name: str) -> Rungs | None:
+        """Return what was known of a request in flight when its rank was chosen."""
+        booking = self._router.booking(name)
+        rungs = None if booking is None else booking.note
+        return rungs if isinstance(rungs, Rungs) else None
+
     def num_booked(self) -> int:
         """Return how many requests are in flight."""
         return self._router.num_booked()
