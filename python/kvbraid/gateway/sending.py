@@ -28,6 +28,9 @@ from kvbraid.service.registry import Service
 RETRIED: Final = frozenset({502, 503, 504})
 """Statuses of pods that have not taken a request; it is worth asking another one."""
 
+BYTES_PER_TOKEN: Final = 4
+"""Of a body whose prompt's ids are not known: what it costs its pod can only be estimated."""
+
 _INLINE_TOKENS: Final = 32_768
 _INLINE_RANKS: Final = 256
 
@@ -104,6 +107,7 @@ class Sender:
                 candidates=self._fleet.candidates(exchange.avoided),
                 session=prompt.session,
                 priority=prompt.priority,
+                num_tokens=len(exchange.body) // BYTES_PER_TOKEN,
             )
 
         is_short = (

@@ -132,7 +132,7 @@ class Router:
 
     # ---- choosing --------------------------------------------------------------------------
 
-    def pick(
+    def pick(  # noqa: PLR0913 - each is said of a request by its name
         self,
         name: str,
         request: Request,
@@ -141,6 +141,7 @@ class Router:
         candidates: RankNames | None = None,
         session: str | None = None,
         priority: int = 0,
+        num_tokens: int = 0,
     ) -> Decision:
         """Choose a rank for a request; book and promise it there.
 
@@ -148,7 +149,9 @@ class Router:
         booking replaces the old one. `candidates` are the ranks to choose from; None: all of the
         model. Requests of one `session` go to the same rank among near-equal ones. Of `priority`
         as in vLLM: requests of a larger number do not delay this one. Tokens on slower tiers count
-        as resumable if `Seconds` says what loading takes, or if the request names its tiers.
+        as resumable if `Seconds` says what loading takes, or if the request names its tiers. If
+        the ids of a prompt are not known, its request has none, and `num_tokens` is how many there
+        probably are: they count as load.
 
         Raises:
             UnknownError: No pod serves the model.
@@ -165,6 +168,8 @@ class Router:
             columns = self._index.score(request).columns()
             chosen = self._candidates(columns, request, now, candidates)
             view = self._view(columns, chosen.rows, request, now, priority)
+            if num_tokens and not len(request.token_ids):
+                view = replace(view, tokens=num_tokens)
             costs = self.policy.costs(view)
             place = self._place(costs, view, session)
             row = chosen.rows[place]

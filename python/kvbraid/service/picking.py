@@ -170,9 +170,11 @@ class Picking:
         candidates: RankNames | None = None,
         session: str | None = None,
         priority: int = 0,
+        num_tokens: int = 0,
     ) -> Decision:
         """Choose a rank and book the request there, under a name of its own.
 
+        `num_tokens` is about how many tokens a prompt has whose ids are not known.
         Raises as `pick`.
         """
         decision = self._router.pick(
@@ -182,6 +184,7 @@ class Picking:
             candidates=candidates,
             session=session,
             priority=priority,
+            num_tokens=num_tokens,
         )
         with self._lock:
             self.picks[decision.knowledge] += 1

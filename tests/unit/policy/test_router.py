@@ -278,6 +278,17 @@ def test_chance_decides_among_equals_and_a_session_always_goes_to_one() -> None:
     assert all(len(homes) == 1 for homes in sessions.values())
 
 
+def test_a_prompt_without_ids_counts_as_load() -> None:
+    routes = router(fleet())
+    unread = Request(model="m", token_ids=[])
+    one = [(PODS[0], 0)]
+    first = routes.pick("1", unread, now=0.0, candidates=one, num_tokens=1600)
+    assert (first.view.tokens, first.upper) == (1600, 0)
+    assert routes.pick("2", prompt(), now=0.0, candidates=one).view.wait == pytest.approx([0.17])
+    known = routes.pick("3", prompt(), now=0.0, candidates=one, num_tokens=9)
+    assert known.view.tokens == 1600
+
+
 def test_load_is_averaged_over_arrivals() -> None:
     routes = router(fleet(), options=RouterOptions(arrivals=10))
     one = [(PODS[0], 0)]
