@@ -188,8 +188,14 @@ class PodConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Everything `kvbraid serve` and `kvbraid route` need."""
+    """Everything `kvbraid serve` and `kvbraid route` need.
 
+    `path` is the file that it was read from, and `written` that file's server options: flags take
+    precedence over them.
+    """
+
+    path: Path | None = None
+    written: ServerOptions = field(default_factory=ServerOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     limits: Limits = field(default_factory=Limits)
     index: IndexTable = field(default_factory=IndexTable)
@@ -223,6 +229,8 @@ def read_fleet_file(path: Path) -> FleetConfig:
     except InvalidValueError as error:
         raise InvalidValueError(f"{path}: {error}") from None
     return FleetConfig(
+        path=path,
+        written=parsed.server,
         server=parsed.server,
         limits=parsed.limits,
         index=parsed.index,

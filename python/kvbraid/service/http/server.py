@@ -26,6 +26,7 @@ from kvbraid.service.http.app import Application
 from kvbraid.service.http.connection import Connection
 from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
+from kvbraid.service.reloading import following_file
 
 END_S: Final = 3
 """Seconds that requests in flight have left after a signal."""
@@ -77,7 +78,8 @@ def following(service: Service, config: FleetConfig) -> Iterator[None]:
     try:
         for pod, pod_config in config.pods.items():
             _put(service, pod, pod_config)
-        yield
+        with following_file(config, service):
+            yield
     finally:
         service.feed.close()
 
