@@ -19,6 +19,7 @@ from kvbraid.gateway.prompts import ListedTokens
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig, Serving
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.http.access import Access
 from kvbraid.service.http.server import _uvicorn_config
 from kvbraid.service.registry import Service
 
@@ -300,11 +301,12 @@ async def fleet(
     options: ForwardingOptions | None = None,
     limits: Limits | None = None,
     dp_size: int = 1,
+    access: Access | None = None,
 ) -> AsyncIterator[Fleet]:
     """Run a gateway before an engine of each behaviour; their pods are a, b, c and so on."""
     index = FakeIndex()
     service = Service(index, FakeFeed(), limits=limits)
-    gateway = Gateway(service, ListedTokens(), options or ForwardingOptions())
+    gateway = Gateway(service, ListedTokens(), options or ForwardingOptions(), access=access)
     async with AsyncExitStack() as stack:
         engines = {}
         for name, behaviour in zip("abcdef", behaviours, strict=False):

@@ -3,22 +3,24 @@
 The server below is the service's own (`service.http`), the client is aiohttp: nothing here parses
 HTTP or keeps connections. In reading order:
 
-    prompts    what a request asks for, as far as a choice depends on it
-    tokens/    the token ids of prompts, by model: templates and tokenizers
-    headers    which headers go on to a pod, and which come back
-    bodies     the body of a request, kept or passed on while it arrives
-    counts     what is counted for the metrics
-    usage      what an engine says it has reused, from the end of an answer
-    breakers   which pods have failed so often that they are left alone
-    fleet      the pods: where they are, whom a model's name means, who cannot get a request
-    upstream   requests to pods over aiohttp
-    exchange   one request on its way: what it waits for, and how its wait is ended
-    sending    a request goes out: a pod is chosen, asked, and another one if it fails
-    answering  an answer comes back, and the router learns how it went
-    proxy      the face: requests come in, are read and checked, and go that way
-    metrics    what the proxy has counted
-    app        the application: the service's own routes, and everything else to a pod
-    route      `kvbraid route`: all of it put together
+    prompts     what a request asks for, as far as a choice depends on it
+    tokens/     the token ids of prompts, by model: templates and tokenizers
+    headers     which headers go on to a pod, and which come back
+    bodies      the body of a request, kept or passed on while it arrives
+    counts      what is counted for the metrics
+    usage       what an engine says it has reused, from the end of an answer
+    breakers    which pods have failed so often that they are left alone
+    fleet       the pods: where they are, whom a model's name means, who cannot get a request
+    choosing    what the router is asked about a request, and its choice
+    directions  where a request goes, for data planes that send it themselves
+    upstream    requests to pods over aiohttp
+    exchange    one request on its way: what it waits for, and how its wait is ended
+    sending     a request goes out: a pod is chosen, asked, and another one if it fails
+    answering   an answer comes back, and the router learns how it went
+    proxy       the face: requests come in, are read and checked, and go that way
+    metrics     what the proxy has counted
+    app         the application: the service's own routes, and everything else to a pod
+    route       `kvbraid route`: all of it put together
 
 It comes with the extra `route`.
 """

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from kvbraid.gateway.directions import DIRECTIONS_PATH, Directions
 from kvbraid.gateway.metrics import ProxyMetrics
 from kvbraid.gateway.prompts import PromptReader
 from kvbraid.gateway.proxy import Proxy
@@ -52,6 +53,7 @@ class Gateway(Application):
         *,
         access: Access | None = None,
     ) -> None:
+        access = access or Access()
         super().__init__(service, access=access, routes=self._routes(options))
         self.proxy = Proxy(
             service,
@@ -61,11 +63,25 @@ class Gateway(Application):
             requests=self.metrics.requests,
         )
         self.metrics.add(ProxyMetrics(self.proxy))
+        self._tells = options.tells
+        self._directions = Directions(
+            reader,
+            options,
+            chooser=self.proxy.chooser,
+            access=access,
+            limits=self.connection_limits,
+            requests=self.metrics.requests,
+        )
 
     async def answer_other(
         self, scope: Scope, receive: Receive, send: Send, *, methods: Collection[str]
     ) -> None:
         """Send a request on, unless its path is one of our own."""
+        if self._tells and scope["path"] == DIRECTIONS_PATH:
+            if scope["method"] == "POST":
+                await self._directions(scope, receive, send)
+                return
+            methods = {"POST"}
         if methods:
             await super().answer_other(scope, receive, send, methods=methods)
         else:

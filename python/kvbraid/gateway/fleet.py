@@ -6,6 +6,7 @@ who gets a request; here is only said who cannot.
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from kvbraid.errors import counted, shortened
 from kvbraid.gateway.breakers import Breakers
@@ -19,10 +20,19 @@ from kvbraid.service.registry import Service
 
 
 class PodAddress(NamedTuple):
-    """Where a pod's requests go."""
+    """Where a pod's requests go; `socket` is None if a host and a port do not say it all."""
 
     url: str
     num_ranks: int
+    socket: tuple[str, int] | None
+
+    @classmethod
+    def of(cls, url: str, num_ranks: int) -> "PodAddress":
+        """Take a URL apart. One with a path, or with TLS, is more than a host and a port."""
+        parts = urlsplit(url)
+        is_plain = parts.scheme == "http" and parts.path in {"", "/"}
+        socket = (parts.hostname or "", parts.port or 80) if is_plain else None
+        return cls(url.rstrip("/"), num_ranks, socket)
 
 
 class AllBut:
@@ -49,6 +59,7 @@ class Fleet:
         self._pods: Mapping[PodId, PodConfig] = {}
         self._targets: dict[PodId, PodAddress] = {}
         self._unreachable: frozenset[PodId] = frozenset()
+        self._without_socket: frozenset[PodId] = frozenset()
         self._of_model: dict[str, list[PodId]] = {}
         self._adapters: dict[str, str] = {}
         self._lacking: dict[str, frozenset[PodId]] = {}
@@ -84,6 +95,18 @@ class Fleet:
         """Return the pods that do not list an adapter which others of its model list."""
         return self._lacking.get(adapter, frozenset()) if adapter else frozenset()
 
+    def without_socket(self, model: str) -> frozenset[PodId]:
+        """Return the pods whose URL is more than a host and a port.
+
+        Raises:
+            RefusalError: `no_pod`: no other pod of the model has a URL.
+        """
+        if self._without_socket.issuperset(self._of_model.get(model, ())):
+            remedy = "give a pod a url http://HOST:PORT, or send requests through this gateway"
+            message = f"every url of model {shortened(model)} has https or a path"
+            raise RefusalError("no_pod", message, remedy=remedy)
+        return self._without_socket
+
     def candidates(self, avoided: Collection[PodId]) -> RankNames | None:
         """Return the ranks that may get a request; None: all."""
         left_out = self._unreachable | set(avoided) if avoided else self._unreachable
@@ -111,11 +134,14 @@ class Fleet:
             return
         self._pods = pods
         self._targets = {
-            pod: PodAddress(config.serving.url.rstrip("/"), config.dp_size)
+            pod: PodAddress.of(config.serving.url, config.dp_size)
             for pod, config in pods.items()
             if config.serving.url is not None
         }
         self._unreachable = frozenset(pods.keys() - self._targets.keys())
+        self._without_socket = frozenset(
+            pod for pod, address in self._targets.items() if address.socket is None
+        )
         self._of_model = {}
         for pod in self._targets:
             self._of_model.setdefault(pods[pod].model, []).append(pod)

@@ -16,6 +16,7 @@ REQUEST_ID: Final = b"x-request-id"
 DP_RANK: Final = "x-data-parallel-rank"
 EXPLAIN: Final = b"x-kvbraid-explain"
 MODEL: Final = "x-kvbraid-model"
+SESSION: Final = "x-session-id"
 
 _HOP: Final = frozenset(
     {

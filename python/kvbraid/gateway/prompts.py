@@ -17,7 +17,7 @@ PROMPTS: Final = frozenset(
 
 WhyNoTokens: TypeAlias = Literal[
     "", "malformed", "not_a_prompt", "several_prompts", "not_text", "own_template", "truncated",
-    "no_tokenizer", "no_template", "too_many_tokens", "too_slow", "busy", "failed",
+    "cut_body", "no_tokenizer", "no_template", "too_many_tokens", "too_slow", "busy", "failed",
 ]  # fmt: skip
 """Why the tokens of a prompt are unknown; empty if they are known.
 
@@ -25,9 +25,10 @@ WhyNoTokens: TypeAlias = Literal[
 without one, or one that is not read. `several_prompts`: the body has more than one. `not_text`:
 images, sound, or something else that only the engine turns into tokens. `own_template`: the body
 brings a chat template, and nobody should run a client's program. `truncated`: the engine is told
-to cut the prompt. `no_tokenizer`, `no_template`: none for this model. `too_many_tokens`: longer
-than a limit. `too_slow`, `busy`: not within the time and the threads that prompts have. `failed`:
-the tokenizer or template did, as templates do for messages that they refuse.
+to cut the prompt. `cut_body`: only the body's beginning is there. `no_tokenizer`, `no_template`:
+none for this model. `too_many_tokens`: longer than a limit. `too_slow`, `busy`: not within the
+time and the threads that prompts have. `failed`: the tokenizer or template did, as templates do
+for messages that they refuse.
 """
 
 REASONS: Final[tuple[WhyNoTokens, ...]] = get_args(WhyNoTokens)[1:]

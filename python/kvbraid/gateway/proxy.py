@@ -17,6 +17,7 @@ from kvbraid.errors import KvbraidError
 from kvbraid.fleet.request import Request
 from kvbraid.gateway.answering import Answerer
 from kvbraid.gateway.bodies import too_long
+from kvbraid.gateway.choosing import Chooser
 from kvbraid.gateway.counts import GatewayCounts
 from kvbraid.gateway.exchange import Exchange, Shared
 from kvbraid.gateway.fleet import Fleet
@@ -26,14 +27,20 @@ from kvbraid.gateway.sending import Sender
 from kvbraid.gateway.upstream import PodError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.forwarding import ForwardingOptions
-from kvbraid.service.http.app import ClientGoneError, Receive, Scope, Send
+from kvbraid.service.http.app import (
+    RETRY_AFTER,
+    TOO_MANY_REQUESTS,
+    ClientGoneError,
+    Receive,
+    Scope,
+    Send,
+)
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import RequestCounts
 from kvbraid.service.registry import Service
 
 _DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")
 _MODEL: Final = MODEL.encode()
-_RETRY_AFTER: Final = b"1"
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -49,7 +56,6 @@ class Proxy:
         limits: ConnectionLimits,
         requests: RequestCounts,
     ) -> None:
-        self._service = service
         self._reader = reader
         self._options = options
         self._limits = limits
@@ -58,7 +64,8 @@ class Proxy:
         self._names = _names()
         self.fleet = Fleet(service, options)
         self.counts = GatewayCounts()
-        self._sender = Sender(service, self.fleet, options, self.counts)
+        self.chooser = Chooser(service, self.fleet, self.counts)
+        self._sender = Sender(self.chooser, self.fleet, options, self.counts)
         self._answerer = Answerer(options, self.counts)
 
     @property
@@ -175,21 +182,9 @@ class Proxy:
     def _request(self, exchange: Exchange, prompt: Prompt) -> Request:
         """Return what the router is asked."""
         named = exchange.given.get(_MODEL, b"")
-        model, adapter = self.fleet.find_model(named.decode("latin-1") or prompt.model)
-        lora = prompt.lora or adapter
-        exchange.avoided |= self.fleet.lacking(lora)
-        tokens, why = prompt.token_ids, prompt.why_no_tokens
-        if tokens is not None and len(tokens) > self._service.limits.tokens:
-            tokens, why = None, "too_many_tokens"
-        if tokens is None:
-            self.counts.unknown[why] += 1
-        return Request(
-            model=model,
-            token_ids=() if tokens is None else tokens,
-            lora=lora,
-            cache_salt=prompt.cache_salt,
-            extra_key=prompt.extra_key,
-        )
+        request = self.chooser.request(prompt, named.decode("latin-1"))
+        exchange.avoided |= self.fleet.lacking(request.lora)
+        return request
 
     # ---- what a client is told without a pod ------------------------------------------------
 
@@ -204,8 +199,8 @@ class Proxy:
             (b"content-length", str(len(body)).encode()),
             (REQUEST_ID, exchange.request_id),
         ]
-        if refusal.status == 429:
-            headers.append((b"retry-after", _RETRY_AFTER))
+        if refusal.status == TOO_MANY_REQUESTS:
+            headers.append((b"retry-after", RETRY_AFTER))
         if not exchange.body.is_complete:  # The rest of it is not worth reading.
             headers.append((b"connection", b"close"))
         exchange.answers[refusal.status] += 1

@@ -7,11 +7,11 @@ client when it is tried again, and its body is still there.
 import asyncio
 from typing import Final
 
-from anyio.to_thread import run_sync
 from yarl import URL
 
 from kvbraid.errors import NoRankError
 from kvbraid.fleet.request import Request
+from kvbraid.gateway.choosing import Chooser
 from kvbraid.gateway.counts import GatewayCounts
 from kvbraid.gateway.exchange import Exchange, WokenError
 from kvbraid.gateway.fleet import Fleet
@@ -23,16 +23,9 @@ from kvbraid.policy import Decision
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.app import ClientGoneError
-from kvbraid.service.registry import Service
 
 RETRIED: Final = frozenset({502, 503, 504})
 """Statuses of pods that have not taken a request; it is worth asking another one."""
-
-BYTES_PER_TOKEN: Final = 4
-"""Of a body whose prompt's ids are not known: what it costs its pod can only be estimated."""
-
-_INLINE_TOKENS: Final = 32_768
-_INLINE_RANKS: Final = 256
 
 
 class Answered:
@@ -52,9 +45,9 @@ class Sender:
     """Sends the requests of one gateway."""
 
     def __init__(
-        self, service: Service, fleet: Fleet, options: ForwardingOptions, counts: GatewayCounts
+        self, chooser: Chooser, fleet: Fleet, options: ForwardingOptions, counts: GatewayCounts
     ) -> None:
-        self._service = service
+        self._chooser = chooser
         self._fleet = fleet
         self._options = options
         self._counts = counts
@@ -98,30 +91,14 @@ class Sender:
             return Answered(decision, answer)
 
     async def _choose(self, exchange: Exchange, prompt: Prompt, request: Request) -> Decision:
-        picking, name = self._service.picking, exchange.name
-
-        def choose() -> Decision:
-            return picking.choose(
-                name,
-                request,
-                candidates=self._fleet.candidates(exchange.avoided),
-                session=prompt.session,
-                priority=prompt.priority,
-                num_tokens=len(exchange.body) // BYTES_PER_TOKEN,
-            )
-
-        is_short = (
-            len(request.token_ids) <= _INLINE_TOKENS and self._service.num_ranks <= _INLINE_RANKS
+        decision = await self._chooser.choose(
+            exchange.name,
+            prompt,
+            request,
+            avoided=exchange.avoided,
+            num_bytes=len(exchange.body),
+            unwanted=lambda: exchange.report("failed"),
         )
-        if is_short:
-            decision = choose()
-        else:
-            chosen = asyncio.ensure_future(run_sync(choose))
-            try:
-                decision = await asyncio.shield(chosen)
-            except asyncio.CancelledError:  # The thread goes on, and books what nobody wants.
-                chosen.add_done_callback(lambda _: exchange.report("failed"))
-                raise
         exchange.is_booked = True
         return decision
 

@@ -10,14 +10,13 @@ from typing import Final, TypeAlias
 
 from msgspec import Raw
 
+from kvbraid.gateway.headers import SESSION
 from kvbraid.gateway.prompts import NoTokensError, Prompt, WhyNoTokens, model_of
 from kvbraid.gateway.tokens.bodies import PromptBody, is_given, one_prompt, read_body
 from kvbraid.gateway.tokens.registry import Tokenizers
 
 MOST_IDS: Final = 1 << 20
 """The longest prompt that is looked up, in tokens."""
-
-_SESSION: Final = "x-session-id"
 
 
 class BodyReader:
@@ -47,7 +46,7 @@ class BodyReader:
             cache_salt=asked.cache_salt,
             extra_key=asked.extra_key,
             stream=bool(asked.stream),
-            session=headers.get(_SESSION, asked.session_id),
+            session=headers.get(SESSION, asked.session_id),
             priority=asked.priority or 0,
             why_no_tokens=why,
         )

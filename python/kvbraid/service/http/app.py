@@ -32,6 +32,10 @@ _DECISIVE: Final = frozenset(
 )
 # The rest of a body that is refused while it arrives is not worth reading.
 _LEAVE_THE_REST: Final = frozenset({"body_too_large", "overloaded", "shutting_down"})
+TOO_MANY_REQUESTS: Final = 429
+RETRY_AFTER: Final = b"1"
+"""In seconds, for answers of that status."""
+
 _NO_ROUTE: Final = "other"  # Whatever a client writes there would be a label for ever.
 _POD_PATH: Final = "/v1/pods/{id}"
 _PODS: Final = _POD_PATH.removesuffix("{id}")
@@ -69,14 +73,14 @@ class Endpoint:
         except ClientGoneError:
             return
         except RefusalError as error:
-            answer = _refused(error)
+            answer = refused(error)
         except asyncio.CancelledError:
-            answer = _refused(RefusalError("shutting_down", "given up: the server ends"))
+            answer = refused(RefusalError("shutting_down", "given up: the server ends"))
         finally:
             self._connection_limits.release(len(body))
         self.count(answer)
         with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
-            await _send(send, answer)
+            await send_answer(send, answer)
 
     def answer_at_once(self, call: Call) -> Answer | None:
         """Answer on the event loop's own thread; None if the answer would have to wait."""
@@ -95,16 +99,16 @@ class Endpoint:
         try:
             answer = handler(self._context, call)
         except KvbraidError as error:
-            return _refused(as_refusal(error))
+            return refused(as_refusal(error))
         except Exception as error:
             _logger.exception("%s %s failed", self._route.method, self._route.path)
-            return _refused(RefusalError("internal", f"unexpected {type(error).__name__}"))
+            return refused(RefusalError("internal", f"unexpected {type(error).__name__}"))
         if self._observe is not None and answer is not None:
             self._observe(time.perf_counter() - start_s)
         return answer
 
     async def _read(self, scope: Scope, receive: Receive, body: bytearray, pod: str) -> Call:
-        given = _once(scope["headers"])
+        given = once(scope["headers"])
         if self._route.changes:
             origin, host = given.get(b"origin"), given.get(b"host", b"")
             self._context.access.check(given.get(b"authorization", b""), host, origin)
@@ -136,8 +140,12 @@ async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     return await run_sync(partial(call, *args, **kwargs), abandon_on_cancel=True)
 
 
-def _once(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the headers by name; a header that decides something may occur only once."""
+def once(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the headers by name; a header that decides something may occur only once.
+
+    Raises:
+        RefusalError: `malformed_http`.
+    """
     given = dict(headers)
     if len(given) != len(headers):
         for name, count in Counter(name for name, _ in headers).items():
@@ -147,11 +155,13 @@ def _once(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     return given
 
 
-def _refused(error: RefusalError) -> Answer:
+def refused(error: RefusalError) -> Answer:
+    """Return the answer that is a refusal."""
     return Answer(error.body(), error.status, close=error.code in _LEAVE_THE_REST)
 
 
-async def _send(send: Send, answer: Answer, *, allow: str = "") -> None:
+async def send_answer(send: Send, answer: Answer, *, allow: str = "") -> None:
+    """Send an answer; `allow` lists the methods of its path, where they are to be told."""
     headers = [
         (b"content-type", answer.content_type.encode()),
         (b"content-length", str(len(answer.body)).encode()),
@@ -160,6 +170,8 @@ async def _send(send: Send, answer: Answer, *, allow: str = "") -> None:
         headers.append((b"allow", allow.encode()))
     if answer.close:
         headers.append((b"connection", b"close"))
+    if answer.status == TOO_MANY_REQUESTS:
+        headers.append((b"retry-after", RETRY_AFTER))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
 
@@ -212,7 +224,7 @@ class Application:
         refusal = RefusalError(code, f"{scope['method']} {scope['path']}")
         self._requests.of(_NO_ROUTE, _NO_ROUTE)[refusal.status] += 1
         allowed = {*methods, "HEAD"} if "GET" in methods else {*methods}
-        await _send(send, _refused(refusal), allow=", ".join(sorted(allowed)))
+        await send_answer(send, refused(refusal), allow=", ".join(sorted(allowed)))
 
 
 def _route_path(path: str) -> tuple[str, str]:

@@ -1,0 +1,213 @@
+"""Where a request goes, for other data planes: POST /internal/route, as Ray Serve's HAProxy asks.
+
+The data plane sends the request itself. Invariant: a request has one booking however often it is
+asked about, since the booking has the request's name. It ends with a report to `/v1/picked`, or by
+time. Of a body that was cut only its first field is read: what follows could change the rest.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Mapping
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+
+from kvbraid.errors import KvbraidError
+from kvbraid.gateway.bodies import Body, too_long
+from kvbraid.gateway.choosing import BYTES_PER_TOKEN, Chooser
+from kvbraid.gateway.headers import DP_RANK, MODEL, REQUEST_ID, SESSION, request_id
+from kvbraid.gateway.prompts import Prompt, PromptReader
+from kvbraid.policy import Decision
+from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.app import (
+    ClientGoneError,
+    Receive,
+    Scope,
+    Send,
+    once,
+    refused,
+    send_answer,
+)
+from kvbraid.service.http.connection_limits import ConnectionLimits
+from kvbraid.service.http.metrics import RequestCounts
+from kvbraid.service.http.routes import Answer
+from kvbraid.service.requests import ReportBody
+
+DIRECTIONS_PATH: Final = "/internal/route"
+CUT: Final = "x-body-truncated"
+"""The header of a body of which only the beginning is sent: `have/full`, in bytes."""
+
+CLIENT_PATH: Final = "x-kvbraid-path"
+"""The header with the path of the client's request; without it the body's fields decide."""
+
+_LENGTHS: Final = re.compile(r"[0-9]{1,15}/([0-9]{1,15})")
+_FIRST_MODEL: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.){0,512}")')
+_logger: Final = logging.getLogger(__name__)
+
+
+class DirectionsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /internal/route: a rank, and headers that its request gets on top.
+
+    `replica_id` is the pod's id, with `/` and the rank if it has several. No text in it needs an
+    escape in JSON: data planes look for it without reading JSON.
+    """
+
+    host: str
+    port: int
+    replica_id: str
+    request_headers: dict[str, str]
+
+
+class _Telling(msgspec.Struct):
+    """The fields that tell one kind of request from another."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+_FIELDS: Final = msgspec.json.Decoder(_Telling)
+_TEXT: Final = msgspec.json.Decoder(str)
+_ABSENT: Final = frozenset({b"", b"null"})
+_PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": ""}
+"""The path of a body with one of these fields; embeddings and responses share the last."""
+
+
+def path_of(body: bytes) -> str:
+    """Return the path that a body is for; empty if it may be for several, or for none."""
+    try:
+        fields = _FIELDS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    given = [
+        path for field, path in _PATHS.items() if bytes(getattr(fields, field)) not in _ABSENT
+    ]
+    return given[0] if len(given) == 1 else ""
+
+
+def first_model(cut: bytes) -> str:
+    """Return the model that the beginning of a body names as its first field; else nothing."""
+    found = _FIRST_MODEL.match(cut)
+    try:
+        return _TEXT.decode(found[1]) if found else ""
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+
+
+class Directions:
+    """The ASGI application of DIRECTIONS_PATH."""
+
+    def __init__(
+        self,
+        reader: PromptReader,
+        options: ForwardingOptions,
+        *,
+        chooser: Chooser,
+        access: Access,
+        limits: ConnectionLimits,
+        requests: RequestCounts,
+    ) -> None:
+        self._reader = reader
+        self._options = options
+        self._chooser = chooser
+        self._service = chooser.service
+        self._fleet = chooser.fleet
+        self._access = access
+        self._limits = limits
+        self._answers = requests.of("POST", DIRECTIONS_PATH)
+        self._asking = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        body = Body(receive, self._limits)
+        self._asking += 1
+        try:
+            answer = await self._answer(scope, body)
+        except ClientGoneError:
+            return
+        except asyncio.CancelledError:
+            answer = refused(RefusalError("shutting_down", "given up: the server ends"))
+        except KvbraidError as error:
+            answer = refused(as_refusal(error))
+        except Exception as error:
+            _logger.exception("POST %s failed", DIRECTIONS_PATH)
+            answer = refused(RefusalError("internal", f"unexpected {type(error).__name__}"))
+        finally:
+            self._asking -= 1
+            body.release()
+        self._answers[answer.status] += 1
+        if not body.is_complete:  # The rest of it is not worth reading.
+            answer = answer._replace(close=True)
+        with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
+            await send_answer(send, answer)
+
+    async def _answer(self, scope: Scope, body: Body) -> Answer:
+        given = once(scope["headers"])
+        self._access.check(
+            given.get(b"authorization", b""), given.get(b"host", b""), given.get(b"origin")
+        )
+        if self._asking > self._options.requests:
+            raise RefusalError("too_many_requests", f"{self._options.requests} are in flight")
+        await self._read(body, int(given.get(b"content-length", b"0")))
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in given.items()
+        }
+        prompt = await self._prompt(headers, body.kept())
+        request = self._chooser.request(prompt, headers.get(MODEL, ""))
+        name = request_id(given, uuid4().hex).decode("ascii")
+        decision = await self._chooser.choose(
+            name,
+            prompt,
+            request,
+            avoided=self._fleet.lacking(request.lora) | self._fleet.without_socket(request.model),
+            num_bytes=self._length(headers.get(CUT, ""), len(body)),
+            unwanted=lambda: self._release(name),
+        )
+        return Answer(msgspec.json.encode(self._directions(decision)))
+
+    async def _read(self, body: Body, length: int) -> None:
+        limit = self._limits.limits.body_bytes
+        if length > limit:  # Before a data plane that asks first has sent it.
+            raise too_long(length, limit)
+        await body.read(limit)
+        if len(body) > limit:
+            raise too_long(len(body), limit)
+
+    async def _prompt(self, headers: Mapping[str, str], body: bytes) -> Prompt:
+        if CUT in headers:
+            session = headers.get(SESSION)
+            return Prompt(model=first_model(body), session=session, why_no_tokens="cut_body")
+        path, _, _ = headers.get(CLIENT_PATH, "").partition("?")
+        return await self._reader.read(path or path_of(body), headers, body)
+
+    def _length(self, told: str, num_bytes: int) -> int:
+        """Return how long a body is; nobody's word makes it longer than a prompt can be."""
+        found = _LENGTHS.fullmatch(told)
+        full = int(found[1]) if found else num_bytes
+        return min(full, self._service.limits.tokens * BYTES_PER_TOKEN)
+
+    def _directions(self, decision: Decision) -> DirectionsAnswer:
+        pod, dp_rank = decision.rank
+        address = self._fleet.target(pod)
+        if address is None or address.socket is None:
+            self._release(decision.name)
+            raise RefusalError("no_pod", f"pod {pod} was removed", remedy="ask again")
+        host, port = address.socket
+        headers = {REQUEST_ID.decode(): decision.name}
+        is_rank = address.num_ranks > 1
+        if is_rank:
+            headers[DP_RANK] = str(dp_rank)
+        return DirectionsAnswer(
+            host=host,
+            port=port,
+            replica_id=f"{pod}/{dp_rank}" if is_rank else pod,
+            request_headers=headers,
+        )
+
+    def _release(self, name: str) -> None:
+        self._service.picking.report(ReportBody(pick=name, event="failed"))
