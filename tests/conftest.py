@@ -11,8 +11,11 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-EXPECTED_SKIPS: Final = frozenset({"needs ../shared/captures", "needs rsvg-convert"})
-"""Reasons a test may skip for: material that a clone lacks, and a program of librsvg2-bin."""
+EXPECTED_SKIPS: Final = frozenset(
+    {"needs ../shared/captures", "needs rsvg-convert", "needs haproxy"}
+)
+"""Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin, and
+HAProxy."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":

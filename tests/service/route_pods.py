@@ -281,8 +281,9 @@ class Fleet:
     def now(self, later_s: float = 0.0) -> float:
         return asyncio.get_running_loop().time() + later_s
 
-    async def connect(self) -> Connection:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(self, port: int | None = None) -> Connection:
+        """Connect to the gateway, or to what listens on another port before it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port or self.port)
         self.stack.push_async_callback(_close, writer)
         return Connection(reader, writer)
 

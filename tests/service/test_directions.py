@@ -69,7 +69,7 @@ async def test_a_request_that_is_asked_about_three_times_is_booked_once() -> Non
         assert [await ends(them, "r-1") for _ in range(2)] == ["noted", "unknown"]
 
 
-@pytest.mark.parametrize("given", [None, "a b", "x" * 129])
+@pytest.mark.parametrize("given", [None, "a b", "x" * 129, 'a"b', "a\\b", "a}b", "\u00e9"])
 @in_loop
 async def test_a_request_without_a_usual_name_gets_one(given: str | None) -> None:
     async with fleet(greets) as them:

@@ -47,6 +47,7 @@ CLIENT_PATH: Final = "x-kvbraid-path"
 
 _LENGTHS: Final = re.compile(r"[0-9]{1,15}/([0-9]{1,15})")
 _FIRST_MODEL: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.){0,512}")')
+_NOT_PLAIN: Final = re.compile(r'["\\{}]')
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -97,6 +98,13 @@ def first_model(cut: bytes) -> str:
         return _TEXT.decode(found[1]) if found else ""
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
+
+
+def _name(given: Mapping[bytes, bytes]) -> str:
+    """Return the data plane's name of a request if it is usual, and plain in JSON; else our own."""
+    own = uuid4().hex
+    name = request_id(given, own).decode("ascii")
+    return own if _NOT_PLAIN.search(name) else name
 
 
 class Directions:
@@ -159,7 +167,7 @@ class Directions:
         }
         prompt = await self._prompt(headers, body.kept())
         request = self._chooser.request(prompt, headers.get(MODEL, ""))
-        name = request_id(given, uuid4().hex).decode("ascii")
+        name = _name(given)
         decision = await self._chooser.choose(
             name,
             prompt,

@@ -1,0 +1,226 @@
+"""The configuration in deploy/haproxy, run by a real HAProxy before engines and a gateway."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from kvbraid.ids import PodId
+from kvbraid.service.config import Limits, PodConfig, Serving
+from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.http.access import Access
+
+from tests.service.route_pods import Asked, Fleet, fleet, get, greets, in_loop, post, prompt, until
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "haproxy"
+HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+pytestmark = pytest.mark.skipif(HAPROXY is None, reason="needs haproxy")
+
+
+def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
+    with socket.socket(socket.AF_INET, kind) as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def process(*command: str, **env: str) -> AsyncIterator[None]:
+    """Run a program until the end of a test."""
+    running = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
+    try:
+        yield
+    finally:
+        running.kill()
+        await running.wait()
+
+
+@asynccontextmanager
+async def haproxy(them: Fleet, **env: str) -> AsyncIterator[int]:
+    """Run HAProxy, and what hears from it of requests' ends; yield its port."""
+    assert HAPROXY is not None
+    port, ends = free_port(), free_port(socket.SOCK_DGRAM)
+    given = {
+        "KVBRAID_LISTEN": f"127.0.0.1:{port}",
+        "KVBRAID_PORT": str(them.port),
+        "KVBRAID_ENDS": f"127.0.0.1:{ends}",
+        "KVBRAID_LUA": str(FOLDER / "pick.lua"),
+        **env,
+    }
+    script = (sys.executable, str(FOLDER / "ends.py"), str(ends), f"127.0.0.1:{them.port}")
+    config = env.get("CONFIG", str(FOLDER / "haproxy.cfg"))
+    async with process(*script, **env), process(HAPROXY, "-db", "-q", "-f", config, **given):
+        while True:
+            try:
+                await them.connect(port)
+                break
+            except OSError:
+                await asyncio.sleep(0.01)
+        yield port
+
+
+async def ask(them: Fleet, port: int, request: bytes) -> tuple[int, bytes]:
+    client = await them.connect(port)
+    await client.send(request)
+    head, body = await client.answer()
+    return head.status, body
+
+
+def code(body: bytes) -> str:
+    found: str = json.loads(body)["error"]["code"]
+    return found
+
+
+def reported(them: Fleet, event: str) -> int:
+    return them.service.picking.reports[event, "noted"]
+
+
+@in_loop
+async def test_events_pass_one_by_one_and_the_end_is_reported() -> None:
+    async def streams(asked: Asked) -> None:
+        await asked.begin()
+        for _ in range(3):
+            await asked.event(str(await told.get()))
+        await asked.end()
+
+    told: asyncio.Queue[int] = asyncio.Queue()
+    async with fleet(streams, dp_size=2) as them, haproxy(them) as port:
+        client = await them.connect(port)
+        body = prompt(2000, stream=True)
+        await client.send(post("/v1/completions?a=b", body, x_request_id="theirs"))
+        for number in range(3):
+            told.put_nowait(number)
+            if not number:
+                assert (await client.head()).headers["content-type"] == "text/event-stream"
+            assert await client.chunk() == b"data: %d\n\n" % number
+            assert them.num_booked == 1
+        assert await client.chunk() == b""
+        await until(lambda: not them.num_booked)
+        assert reported(them, "end") == 1
+        [asked] = them.engines["a"].asked
+        assert (asked.line, asked.body) == ("POST /v1/completions?a=b HTTP/1.1", body)
+        assert asked.header("x-data-parallel-rank") in {"0", "1"}
+        assert asked.header("x-request-id") != "theirs"
+        assert not them.proxy.counts.unknown
+
+
+@in_loop
+async def test_no_header_of_a_client_chooses_a_pod() -> None:
+    async with fleet(greets, greets) as them, haproxy(them) as port:
+        them.service.put(PodId("b"), pod(them.engines["b"].url, drain=True))
+        spoofed = {
+            "x_gateway_destination_endpoint": f"127.0.0.1:{them.engines['b'].port}",
+            "x_kvbraid_path": "/v1/rerank", "x_kvbraid_model": "z", "x_data_parallel_rank": "7",
+        }  # fmt: skip
+        assert (await ask(them, port, post("/v1/completions", None, **spoofed)))[0] == 200
+        [asked] = them.engines["a"].asked
+        assert not {name.replace("_", "-") for name in spoofed} & dict(asked.headers).keys()
+        assert not them.engines["b"].asked
+        await until(lambda: not them.num_booked)
+
+
+def pod(url: str, *, drain: bool = False) -> PodConfig:
+    return PodConfig(model="m", endpoint="tcp://h:1", serving=Serving(url=url, drain=drain))
+
+
+@in_loop
+async def test_without_kvbraid_nobody_gets_a_request() -> None:
+    async with fleet(greets) as them, haproxy(them, KVBRAID_PORT=str(free_port())) as port:
+        status, body = await ask(them, port, post())
+        assert (status, code(body)) == (503, "no_pod")
+        assert not them.engines["a"].asked
+
+
+@in_loop
+async def test_without_kvbraid_the_pod_with_fewest_connections_may_get_it(tmp_path: Path) -> None:
+    async with fleet(greets) as them:
+        text = (FOLDER / "haproxy.cfg").read_text()
+        config = tmp_path / "haproxy.cfg"
+        server = f"server a 127.0.0.1:{them.engines['a'].port}"
+        config.write_text(text.replace("# server a 10.0.0.1:8000 check", server))
+        env = {"KVBRAID_PORT": str(free_port()), "KVBRAID_UNREACHABLE": "least_connections"}
+        async with haproxy(them, CONFIG=str(config), **env) as port:
+            assert (await ask(them, port, post()))[0] == 200
+
+
+@in_loop
+async def test_a_pod_that_is_dead_is_a_503_and_reported_as_failed() -> None:
+    async with fleet() as them, haproxy(them) as port:
+        them.service.put(PodId("z"), pod(f"http://127.0.0.1:{free_port()}"))
+        assert (await ask(them, port, post()))[0] == 503
+        await until(lambda: reported(them, "failed") == 1)
+
+
+@in_loop
+async def test_a_pod_that_dies_in_a_stream_cuts_it_and_its_end_is_reported() -> None:
+    async def dies(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event("1")
+        await go_on.wait()
+        asked.die()
+
+    go_on = asyncio.Event()
+    async with fleet(dies) as them, haproxy(them) as port:
+        client = await them.connect(port)
+        await client.send(post())
+        await client.head()
+        assert await client.chunk() == b"data: 1\n\n"
+        go_on.set()
+        assert await client.is_cut()
+        await until(lambda: reported(them, "end") == 1)
+
+
+@in_loop
+async def test_what_kvbraid_refuses_is_what_a_client_hears() -> None:
+    async with (
+        fleet(greets, options=ForwardingOptions(), limits=Limits(body_bytes=5000)) as them,
+        haproxy(them) as port,
+    ):
+        status, body = await ask(them, port, post(body=b'{"model": "other", "prompt": [1]}'))
+        assert (status, code(body)) == (404, "unknown_model")
+        status, body = await ask(them, port, post(body=prompt(5000)))
+        assert (status, code(body)) == (413, "body_too_large")
+
+
+@in_loop
+async def test_a_body_longer_than_the_buffer_goes_whole_by_load_alone() -> None:
+    async with fleet(greets) as them, haproxy(them) as port:
+        body = prompt(200_000)
+        assert len(body) > 1 << 20
+        assert (await ask(them, port, post(body=body)))[0] == 200
+        [asked] = them.engines["a"].asked
+        assert asked.body == body
+        assert them.proxy.counts.unknown == {"cut_body": 1}
+        await until(lambda: not them.num_booked)
+
+
+@in_loop
+async def test_a_token_opens_kvbraid_and_without_it_nobody_gets_a_request() -> None:
+    async with fleet(greets, access=Access(token="t")) as them:
+        async with haproxy(them, KVBRAID_TOKEN="t") as port:
+            assert (await ask(them, port, post()))[0] == 200
+            await until(lambda: reported(them, "end") == 1)
+        async with haproxy(them) as port:
+            assert (await ask(them, port, post()))[0] == 503
+
+
+@in_loop
+async def test_only_prompts_and_the_list_of_models_pass() -> None:
+    async with fleet(greets) as them, haproxy(them) as port:
+        status, body = await ask(them, port, get("/v1/models"))
+        assert (status, json.loads(body)["data"][0]["id"]) == (200, "m")
+        for path in ("/v1/pods", "/metrics", "/internal/route", "/v1/completions"):
+            client = await them.connect(port)
+            await client.send(get(path))
+            assert (await client.head()).status == 404
+        for path in ("/internal/route", "/v1/picked", "/v1/pick", "/v1/models"):
+            client = await them.connect(port)
+            await client.send(post(path))
+            assert (await client.head()).status == 404
