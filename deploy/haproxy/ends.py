@@ -17,9 +17,9 @@ BEFORE_AN_ANSWER = frozenset("RQCHT")
 
 
 def report(line: str) -> dict[str, str] | None:
-    """Return what kvbraid is told of a line `HOST NAME STATE`; None if no pod was chosen."""
-    host, name, state = line.split()
-    if host == "-":
+    """Return what kvbraid is told of a line `STATUS NAME STATE`; None if it has chosen no pod."""
+    status, name, state = line.split()
+    if status != "200":
         return None
     return {"pick": name, "event": "failed" if state[1] in BEFORE_AN_ANSWER else "end"}
 
@@ -41,6 +41,8 @@ def main(port: str = "8091", address: str = "127.0.0.1:8090") -> None:
     """Serve until it is killed."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lines:
         lines.bind(("127.0.0.1", int(port)))
+        sys.stdout.write(f"hears of ends on port {port}\n")
+        sys.stdout.flush()
         while True:
             try:
                 body = report(lines.recv(1024).decode("ascii"))

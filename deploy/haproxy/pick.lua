@@ -26,16 +26,15 @@ end
 
 core.register_action("pick", { "http-req" }, function(txn)
   local status, json = ask(txn)
+  txn:set_var("txn.asked", status or 0)
   if TOLD[status] then
     local headers = { ["content-type"] = { "application/json" } }
     txn:done(txn:reply({ status = status, headers = headers, body = json }))
   end
   local host, port = json:match('"host":"([^"]+)"'), json:match('"port":(%d+)')
-  if status ~= 200 or not host or not port then return end
-  if not core.parse_addr(host) then return end  -- A name is no address to connect to.
+  if status ~= 200 or not port or not core.parse_addr(host or "") then return end  -- A name?
   for name, value in (json:match('"request_headers":{(.-)}') or ""):gmatch('"([^"]+)":"([^"]*)"') do
     txn.http:req_set_header(name, value)
   end
-  txn:set_var("txn.host", host)
-  txn:set_var("txn.port", tonumber(port))
+  txn:set_var("txn.host", host) txn:set_var("txn.port", tonumber(port))
 end)

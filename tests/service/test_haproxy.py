@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,14 +33,19 @@ def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
 
 
 @asynccontextmanager
-async def process(*command: str, **env: str) -> AsyncIterator[None]:
-    """Run a program until the end of a test."""
-    running = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
+async def process(*command: str, says: bytes = b"", env: dict[str, str]) -> AsyncIterator[None]:
+    """Run a program until the end of a test; first it must say something, if that is given."""
+    running = await asyncio.create_subprocess_exec(
+        *command, env={**os.environ, **env}, stdout=PIPE
+    )
     try:
+        assert running.stdout is not None
+        if says:
+            assert says in await running.stdout.readline()
         yield
     finally:
         running.kill()
-        await running.wait()
+        await running.communicate()
 
 
 @asynccontextmanager
@@ -56,7 +62,8 @@ async def haproxy(them: Fleet, **env: str) -> AsyncIterator[int]:
     }
     script = (sys.executable, str(FOLDER / "ends.py"), str(ends), f"127.0.0.1:{them.port}")
     config = env.get("CONFIG", str(FOLDER / "haproxy.cfg"))
-    async with process(*script, **env), process(HAPROXY, "-db", "-q", "-f", config, **given):
+    program = (HAPROXY, "-db", "-q", "-f", config)
+    async with process(*script, says=b"hears", env=env), process(*program, env=given):
         while True:
             try:
                 await them.connect(port)
@@ -156,6 +163,16 @@ async def test_a_pod_that_is_dead_is_a_503_and_reported_as_failed() -> None:
         them.service.put(PodId("z"), pod(f"http://127.0.0.1:{free_port()}"))
         assert (await ask(them, port, post()))[0] == 503
         await until(lambda: reported(them, "failed") == 1)
+
+
+@in_loop
+async def test_a_pod_without_an_address_of_ip_is_a_503_and_reported_as_failed() -> None:
+    async with fleet() as them, haproxy(them) as port:
+        for number, host in enumerate(("localhost", "cafe", "bad.cafe")):
+            them.service.put(PodId("z"), pod(f"http://{host}:{port}"))
+            status, body = await ask(them, port, post())
+            assert (status, code(body)) == (503, "no_pod")
+            await until(lambda most=number: reported(them, "failed") > most)
 
 
 @in_loop

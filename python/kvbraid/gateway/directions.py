@@ -101,7 +101,7 @@ def first_model(cut: bytes) -> str:
 
 
 def _name(given: Mapping[bytes, bytes]) -> str:
-    """Return the data plane's name of a request if it is usual, and plain in JSON; else our own."""
+    """Return a data plane's name of a request if it is usual, and plain in JSON; else our own."""
     own = uuid4().hex
     name = request_id(given, own).decode("ascii")
     return own if _NOT_PLAIN.search(name) else name
