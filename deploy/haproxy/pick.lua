@@ -32,7 +32,7 @@ core.register_action("pick", { "http-req" }, function(txn)
     txn:done(txn:reply({ status = status, headers = headers, body = json }))
   end
   local host, port = json:match('"host":"([^"]+)"'), json:match('"port":(%d+)')
-  if status ~= 200 or not port or not core.parse_addr(host or "") then return end  -- A name?
+  if status ~= 200 or not host or not port then return end
   for name, value in (json:match('"request_headers":{(.-)}') or ""):gmatch('"([^"]+)":"([^"]*)"') do
     txn.http:req_set_header(name, value)
   end
