@@ -141,6 +141,9 @@ class FakeIndex:
         self.withdrawn.append(self.promised[promise - 1])
         return True
 
+    def num_promised(self) -> int:
+        return len(self.promised) - len(self.withdrawn)
+
     def explain(self, request: Request) -> FakeExplanation:
         group = SimpleNamespace(
             group=0, kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32,

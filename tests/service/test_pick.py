@@ -459,6 +459,18 @@ def test_tokens_that_no_request_can_have_reused_are_refused_and_change_nothing(
     assert fleet.report(pick, "end") == "noted"
 
 
+def test_promises_are_counted_until_they_end(fleet: Fleet) -> None:
+    for name in "12":
+        fleet.pick(request_id=name)
+    assert fleet.metrics("kvbraid_promises")[""] == 2
+    fleet.report("1", "failed")
+    assert fleet.metrics("kvbraid_promises")[""] == 1
+    fleet.report("2", "end", cached_tokens=0)
+    assert fleet.metrics("kvbraid_promises")[""] == 1
+    fleet.clock.now += RouterOptions().remember_s
+    assert fleet.metrics("kvbraid_promises")[""] == 0
+
+
 def test_above_the_limit_the_oldest_booking_is_given_up_and_counted() -> None:
     routing = Routing(options=RouterOptions(most_bookings=3))
     for fleet in fleet_of(routing):

@@ -84,6 +84,9 @@ class Index(Protocol):
     def withdraw(self, promise: int) -> bool:
         """End a promise; say whether it still counted."""
 
+    def num_promised(self) -> int:
+        """Return how many promises count."""
+
     def explain(self, request: Request) -> ExplainedRequest:
         """Give the reasons of each pod's answer."""
 

@@ -163,6 +163,11 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "kvbraid_bookings", "Requests in flight, on all pods.", value=picking.num_booked()
         )
+        yield GaugeMetricFamily(
+            "kvbraid_promises",
+            "Prompts that count as cached soon.",
+            value=self._service.index.num_promised(),
+        )
         yield from (
             _counter("kvbraid_picks", "Picks, by knowledge.", ["knowledge"], picking.picks),
             _counter(
