@@ -22,6 +22,8 @@ PYTEST_PROCESSES ?= 2
 FUZZ_SECONDS ?= 20
 FUZZ_STEPS ?= 1000000
 FAULTS ?= 1000000
+SECONDS ?= 7200
+SEED ?= 1
 WORLD_SECONDS ?= $(if $(filter 1000000,$(FAULTS)),7200,0)
 WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm .venv-unlocked
 LOCK := --constraint requirements.lock
@@ -53,7 +55,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -207,6 +209,9 @@ soak-recovery: .venv-wheel/installed ## Let loads fail in every way, a million t
 		--progress target/soak-recovery.json
 	$(if $(filter-out 0,$(WORLD_SECONDS)),KVBRAID_TESTED=wheel .venv-wheel/bin/python \
 		-m tests.ghost.world.run --seconds $(WORLD_SECONDS))
+
+soak-router: .venv-wheel/installed ## Let pods fail before a gateway for SECONDS (7200), with random traffic
+	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m tests.soak_router --seconds $(SECONDS) --seed $(SEED)
 
 mutants: .venv/built ## Plant 59 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)

@@ -28,6 +28,10 @@ body_bytes = 4194304
 [index]
 seen_limit_bytes = 1048576
 
+[router]
+grace_s = 1
+remember_s = 1
+
 [gateway]
 connect_s = 2
 first_byte_s = 3
@@ -51,9 +55,13 @@ url = "{pod.http.url}"
 {topology}
 """
 
-IDLE: Final = ("kvbraid_gateway_in_flight", "kvbraid_bookings", "kvbraid_http_bodies_bytes")
+IDLE: Final = (
+    "kvbraid_gateway_in_flight", "kvbraid_gateway_resting",
+    "kvbraid_bookings", "kvbraid_running", "kvbraid_promises", "kvbraid_http_bodies_bytes",
+)  # fmt: skip
 """Gauges that are 0 while nobody asks."""
 
+_COMPLAINT: Final = re.compile(r"Traceback|^\S+ (?:error|critical) |^\w*Error\b|never awaited")
 _SAMPLE: Final = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -87,8 +95,7 @@ class GatewayProcess:
         """Return the gauges that are not 0 and should be while nobody asks."""
         _, body = await self.ask(get("/metrics"))
         found = [(name, float(value)) for name, value in _SAMPLE.findall(body.decode())]
-        gauges = (*IDLE, "kvbraid_gateway_resting")
-        return {name: value for name, value in found if name in gauges and value}
+        return {name: value for name, value in found if name in IDLE and value}
 
     def memory_mib(self) -> float:
         """Return the resident memory."""
@@ -103,7 +110,7 @@ class GatewayProcess:
     def complaints(self) -> list[str]:
         """Return the lines of its log that no gateway may write."""
         lines = self._log.read_text(errors="replace").splitlines()
-        return [line for line in lines if "Traceback" in line or "rror:" in line]
+        return [line for line in lines if _COMPLAINT.search(line)]
 
     def end(self) -> int:
         """Ask it to end, and return its exit status."""

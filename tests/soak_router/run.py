@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from random import Random
@@ -25,7 +25,13 @@ from tests.soak_router.pods import BEHAVIOURS, SoakPod
 BLOCKS: Final = (500, 4000, 500, 4000)
 """Of each pod's cache: small ones evict all the time, large ones hardly ever."""
 CLIENTS: Final = 6
+HURTS: Final = {"kill": 2, "restart": 3, "cut": 2, "deaf": 1, "mood": 3, "well": 5}
+"""What is done to pods, and how often: most of them serve at any time."""
 PROBES: Final = 3
+LONG_EVERY: Final = 5
+"""One in this many rounds is long: one pod stays away for all of it, so attempts get rare."""
+LONG: Final = 4.0
+"""How many rounds a long one lasts."""
 SHOWN_EVERY: Final = 10.0
 """Seconds between two lines of progress."""
 SETTLE_S: Final = 30.0
@@ -80,7 +86,12 @@ class Soak:
     # ---- traffic and failures ---------------------------------------------------------------
 
     async def _rage(self, clients: Clients) -> None:
-        end = time.monotonic() + self._options.round_s
+        random, lasts_s, pods = clients.random, self._options.round_s, list(self._pods)
+        if self.findings.rounds % LONG_EVERY == LONG_EVERY - 1:
+            lasts_s *= LONG
+            away = pods.pop(random.randrange(len(pods)))
+            await self._hurt_one(away, "kill", random)
+        end = time.monotonic() + lasts_s
 
         async def keep_asking() -> None:
             while time.monotonic() < end:
@@ -89,13 +100,12 @@ class Soak:
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
                 group.create_task(keep_asking())
-            group.create_task(self._hurt(clients.random, end))
+            group.create_task(self._hurt(pods, random, end))
 
-    async def _hurt(self, random: Random, end: float) -> None:
+    async def _hurt(self, pods: Sequence[SoakPod], random: Random, end: float) -> None:
         while time.monotonic() < end:
-            pod = random.choice(self._pods)
-            act = random.choice(("kill", "kill", "restart", "cut", "deaf", "mood", "mood", "well"))
-            await self._hurt_one(pod, act, random)
+            act = random.choices(list(HURTS), list(HURTS.values()))[0]
+            await self._hurt_one(random.choice(pods), act, random)
             await asyncio.sleep(random.uniform(0.05, 0.6))
 
     async def _hurt_one(self, pod: SoakPod, act: str, random: Random) -> None:
@@ -116,43 +126,49 @@ class Soak:
     async def _calm_down(self, clients: Clients) -> None:
         for pod in self._pods:
             await pod.heal()
-            self._run_on(pod, clients)  # A message that was lost is missed when the next one comes.
-        took = await self._until_nothing_is_missing()
-        if took > self._options.exact_s:
-            limit = self._options.exact_s
-            self.findings.blame("late", f"not all exact and idle within {limit:g} s: {took:.1f} s")
+            self._run_on(
+                pod, clients
+            )  # A message that was lost is missed when the next one comes.
+        took, limit = await self._until_none(self._inexact), self._options.exact_s
+        if took > limit:
+            self.findings.blame("late", f"not all exact within {limit:g} s: {took:.1f} s")
         self.findings.exact_s.append(took)
+        await self._until_none(self._missing)
         for pod in self._pods:
             await self._compare(pod, clients)
         for _ in range(PROBES):
             await self._probe(clients)
-        await self._until_nothing_is_missing()
+        await self._until_none(self._missing)
         clients.note_quiet()
         self._sample()
 
     def _run_on(self, pod: SoakPod, clients: Clients) -> int:
         return pod.run(clients.prompts.draw()["prompt"], [1, 2]).hit
 
-    async def _until_nothing_is_missing(self) -> float:
-        """Wait until the gateway knows everything and has nothing to do; return the seconds."""
+    async def _until_none(self, missing: Callable[[], Awaitable[list[str]]]) -> float:
+        """Wait until nothing is missing; return the seconds."""
         began = time.monotonic()
-        while missing := await self._missing():
+        while left := await missing():
             if time.monotonic() - began > SETTLE_S:
-                self.findings.blame("never_quiet", ", ".join(missing))
+                self.findings.blame("never_quiet", ", ".join(left))
                 break
             await asyncio.sleep(0.02)
         return time.monotonic() - began
 
-    async def _missing(self) -> list[str]:
-        rows = await self._gateway.rows()
-        missing = [f"{name} is {value:g}" for name, value in (await self._gateway.busy()).items()]
+    async def _inexact(self) -> list[str]:
+        """Name the pods of which the gateway does not know everything."""
+        rows, found = await self._gateway.rows(), []
         for pod in self._pods:
             row = rows[pod.name]
             last_seq = -1 if row["last_seq"] is None else row["last_seq"]
-            known = row["state"], last_seq, row["running"]
-            if known != ("exact", pod.last_seq, 0):
-                missing.append(f"{pod.name} sent {pod.last_seq}, and is {known}")
-        return missing
+            if (row["state"], last_seq) != ("exact", pod.last_seq):
+                found.append(f"{pod.name} sent {pod.last_seq}, and is {row['state']}, {last_seq}")
+        return found
+
+    async def _missing(self) -> list[str]:
+        """Name those pods, and what the gateway still has to do."""
+        busy = await self._gateway.busy()
+        return [*await self._inexact(), *(f"{name} is {value:g}" for name, value in busy.items())]
 
     async def _compare(self, pod: SoakPod, clients: Clients) -> None:
         """Compare a score of one pod with what the pod then really reuses."""
@@ -166,7 +182,7 @@ class Soak:
 
     async def _probe(self, clients: Clients) -> None:
         """Compare a prediction of the gateway with what is delivered through it."""
-        await self._until_nothing_is_missing()
+        await self._until_none(self._inexact)
         connection = await self._gateway.connect()
         try:
             head, name = await clients.ask(connection, clients.prompts.draw())
@@ -209,7 +225,7 @@ class Soak:
 
     async def note_start(self) -> None:
         """Note how many files are open once every pod is known."""
-        await self._until_nothing_is_missing()
+        await self._until_none(self._missing)
         self._files = self._gateway.num_files()
 
     def _show(self) -> None:
