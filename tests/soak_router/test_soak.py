@@ -1,9 +1,11 @@
 """The soak of the gateway, briefly, and the parts of it that judge."""
 
 import asyncio
+from inspect import signature
 
 import pytest
 import uvloop
+from kvbraid.service.feeds.subscriber import Subscriber
 
 from tests.soak_router.clients import classified
 from tests.soak_router.findings import JUDGED_S, MOST_GROWTH, Findings
@@ -20,6 +22,11 @@ def test_a_gateway_survives_random_traffic_and_failing_pods() -> None:
     assert findings.predictions["quiet: exact"] > 0
     assert findings.outcomes.total() > 0
     assert findings.acts.total() > 0
+
+
+def test_a_pod_that_was_away_for_long_is_tried_often_enough_to_be_exact_in_time() -> None:
+    longest_s = signature(Subscriber).parameters["retry_max_s"].default
+    assert 2 * longest_s < SoakOptions(seconds=1, seed=1).exact_s
 
 
 QUIET = (1, 0, 7)

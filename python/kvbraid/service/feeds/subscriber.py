@@ -65,7 +65,7 @@ class Subscriber(Closing):
         *,
         silence_s: float = 5.0,
         replay_timeout_s: float = 5.0,
-        retry_max_s: float = 5.0,
+        retry_max_s: float = 2.0,
         hold_limit_bytes: int = 32 << 20,
         queue_limit_bytes: int = 64 << 20,
     ) -> None:
