@@ -47,8 +47,8 @@ POD: Final = """
 [[pods]]
 id = "{pod.name}"
 model = "{pod.preset.model}"
-endpoint = "tcp://127.0.0.1:{pod.events.port}"
-replay_endpoint = "tcp://127.0.0.1:{pod.replays.port}"
+endpoint = "tcp://127.0.0.1:{pod.events.port.number}"
+replay_endpoint = "tcp://127.0.0.1:{pod.replays.port.number}"
 num_gpu_blocks = {pod.preset.num_blocks}
 url = "{pod.http.url}"
 [pods.topology]

@@ -16,7 +16,7 @@ from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, SimulatedEngin
 from kvbraid.sim.fleet.presets import Preset
 
 from tests.service.route_pods import Asked, Engine
-from tests.soak_router.relay import Relay, listening
+from tests.soak_router.relay import Port, Relay
 
 MOST_TOKENS: Final = 8192
 """Longer prompts are refused, as an engine refuses what its context does not hold."""
@@ -33,7 +33,9 @@ class SoakPod:
         self.cuts = 0
         self.is_alive = False
         self.events, self.replays = Relay(), Relay()
+        self._port = Port()
         self.http = Engine(self._behave)
+        self.http.port = self._port.number
         self._listener: asyncio.Server | None = None
         self._random = Random(seed)
         self._last = EngineAnswer(0, -1, 0, 0)
@@ -51,8 +53,8 @@ class SoakPod:
         self._last = EngineAnswer(0, -1, 0, 0)
         self.generation += 1
         self.is_alive = True
-        self.events.target = _port(self._publisher.endpoint)
-        self.replays.target = _port(self._publisher.replay_endpoint or "")
+        self.events.target = _port_of(self._publisher.endpoint)
+        self.replays.target = _port_of(self._publisher.replay_endpoint or "")
         await self.events.open()
         await self.replays.open()
         await self.listen()
@@ -69,11 +71,16 @@ class SoakPod:
         await self.replays.close()
         await asyncio.to_thread(self._publisher.close)
 
+    async def end(self) -> None:
+        """Kill it, and give up its ports."""
+        await self.kill()
+        for port in (self._port, self.events.port, self.replays.port):
+            port.release()
+
     async def listen(self) -> None:
         """Accept requests."""
         if self._listener is None:
-            self._listener = await listening(self.http._serve, self.http.port)
-            self.http.port = self._listener.sockets[0].getsockname()[1]
+            self._listener = await self._port.listen(self.http._serve)
 
     async def stop_listening(self) -> None:
         """Refuse new connections; requests on those that there are go on."""
@@ -123,10 +130,13 @@ class SoakPod:
             await BEHAVIOURS[self.mood](self, asked)
 
     async def _serve(self, asked: Asked, pause_s: float = 0.0, dies_at: int = -1) -> None:
+        if not self.is_alive:
+            asked.die()
+            return
         try:
             body = json.loads(asked.body)
             prompt, outputs = body["prompt"], list(range(body.get("max_tokens", 4)))
-            if not self.is_alive or not 0 < len(prompt) <= MOST_TOKENS:
+            if not 0 < len(prompt) <= MOST_TOKENS:
                 raise ValueError(len(prompt))
             answer = self.run(prompt, outputs)
         except (ValueError, KeyError, TypeError):
@@ -194,5 +204,5 @@ BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
 """What a pod does with a request, by its mood."""
 
 
-def _port(endpoint: str) -> int:
+def _port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])

@@ -5,26 +5,30 @@ be cut without the engine's knowing.
 """
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Final, TypeAlias
 
-_BLOCK = 64 << 10
+_BLOCK: Final = 64 << 10
+
+Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Relay:
     """Passes bytes on to `target`, a local port, while it is open."""
 
     def __init__(self) -> None:
-        self.port = 0
+        self.port = Port()
         self.target = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Accept connections, always on the port of the first time."""
+        """Accept connections."""
         if self._server is None:
-            self._server = await listening(self._serve, self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
+            self._server = await self.port.listen(self._serve)
 
     def cut(self) -> None:
         """Abort every connection; new ones are accepted if the relay is open."""
@@ -67,10 +71,19 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.transport.abort()
 
 
-async def listening(serve: object, port: int) -> asyncio.Server:
-    """Listen on a port that was ours before; 0 takes any."""
-    for _ in range(100):
-        with suppress(OSError):
-            return await asyncio.start_server(serve, "127.0.0.1", port)  # type: ignore[arg-type]
-        await asyncio.sleep(0.05)  # Some connection out of this machine has it for the moment.
-    raise OSError(f"port {port} stays taken")
+class Port:
+    """A local port that stays ours while nobody listens on it: connections are refused then."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    async def listen(self, serve: Serve) -> asyncio.Server:
+        """Serve the connections that come from now on."""
+        return await asyncio.start_server(serve, "127.0.0.1", self.number, reuse_address=True)
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._socket.close()

@@ -253,8 +253,8 @@ async def soak(options: SoakOptions) -> Findings:
     ]
     async with AsyncExitStack() as stack:
         for pod in pods:
+            stack.push_async_callback(pod.end)
             await pod.start()
-            stack.push_async_callback(pod.kill)
         gateway = await stack.enter_async_context(gateway_before(pods))
         running = Soak(gateway, pods, options)
         for pod in pods:
