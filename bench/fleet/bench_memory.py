@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
+from kvbraid.fleet import IndexOptions
 
 from bench.fleet.absorb import frame
 from bench.fleet.ours import accounted_bytes, apply_all, new_index
@@ -122,10 +123,13 @@ def publish_slowly(publishers: Publishers, service: Indexer, stream: Iterable[Ba
 
 @contextlib.contextmanager
 def churn() -> Iterator[Sample]:
-    """The accounted bytes after the last round, divided by those after the first."""
+    """The accounted bytes after the last round, divided by those after the first.
+
+    What was seen before is remembered up to a limit, which the first round reaches.
+    """
 
     def sample() -> float:
-        index = new_index()
+        index = new_index(options=IndexOptions(seen_limit_bytes=1 << 20))
         apply_all(index, live_blocks())
         sizes = []
         for number in range(CHURN_ROUNDS):

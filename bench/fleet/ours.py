@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvbraid.engine import EngineProfile
-from kvbraid.fleet.index import FleetIndex
+from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId
 from kvbraid.spec import GroupSpec, SpecKind, Topology
@@ -23,13 +23,16 @@ def pod_name(pod: int) -> PodId:
 
 
 def new_index(
-    *groups: GroupSpec, num_pods: int = NUM_PODS, hash_seed: str | None = None
+    *groups: GroupSpec,
+    num_pods: int = NUM_PODS,
+    hash_seed: str | None = None,
+    options: IndexOptions | None = None,
 ) -> FleetIndex:
     """Return an index with pods registered for one model; one full group by default."""
     topology = Topology(groups=groups or (FULL,))
     algo = HashAlgo.SHA256 if hash_seed is not None else None
     engine = EngineProfile(hash_algo=algo, hash_seed=hash_seed)
-    index = FleetIndex()
+    index = FleetIndex(options)
     for pod in range(num_pods):
         index.register(pod_name(pod), model="model", topology=topology, engine=engine)
     return index
