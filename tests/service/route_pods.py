@@ -15,7 +15,6 @@ from typing import Any, ParamSpec
 import uvicorn
 import uvloop
 from kvbraid.gateway.app import Gateway
-from kvbraid.gateway.prompts import ListedTokens
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig, Serving
 from kvbraid.service.forwarding import ForwardingOptions
@@ -24,6 +23,7 @@ from kvbraid.service.http.server import _uvicorn_config
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.listed_tokens import ListedTokens
 
 _P = ParamSpec("_P")
 PATIENCE_S = 60
@@ -102,6 +102,19 @@ Behaviour = Callable[[Asked], Awaitable[None]]
 async def greets(asked: Asked) -> None:
     """Answer what a short completion answers."""
     await asked.answer(b'{"choices": []}')
+
+
+def two_events(go_on: asyncio.Event) -> Behaviour:
+    """Stream an event, wait, and stream another one."""
+
+    async def streams(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event("1")
+        await go_on.wait()
+        await asked.event("2")
+        await asked.end()
+
+    return streams
 
 
 class Engine:

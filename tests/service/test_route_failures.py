@@ -19,6 +19,7 @@ from tests.service.route_pods import (
     in_loop,
     post,
     prompt,
+    two_events,
     until,
 )
 
@@ -222,15 +223,8 @@ async def test_a_wait_that_is_not_over_goes_on() -> None:
 
 @in_loop
 async def test_an_event_stream_that_is_quiet_gets_comments() -> None:
-    async def streams(asked: Asked) -> None:
-        await asked.begin()
-        await asked.event("1")
-        await go_on.wait()
-        await asked.event("2")
-        await asked.end()
-
     go_on = asyncio.Event()
-    async with fleet(streams) as them:
+    async with fleet(two_events(go_on)) as them:
         client = await them.connect()
         await client.send(post())
         await client.head()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import get_args
 
 from kvbraid.gateway.app import Gateway
-from kvbraid.gateway.prompts import ListedTokens
 from kvbraid.gateway.upstream import Failure
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.forwarding import ForwardingOptions
@@ -18,6 +17,7 @@ from kvbraid.service.registry import Service
 
 from tests.docs.markdown import tables
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.listed_tokens import ListedTokens
 from tests.service.route_pods import (
     Asked,
     Connection,

@@ -24,6 +24,7 @@ from tests.service.route_pods import (
     in_loop,
     post,
     prompt,
+    two_events,
     until,
 )
 
@@ -398,15 +399,8 @@ async def test_a_body_that_does_not_arrive_in_time_ends_its_request_at_the_pod()
 
 @in_loop
 async def test_a_stream_may_last_longer_than_any_time_of_connections() -> None:
-    async def streams(asked: Asked) -> None:
-        await asked.begin()
-        await asked.event("1")
-        await go_on.wait()
-        await asked.event("2")
-        await asked.end()
-
     go_on = asyncio.Event()
-    async with fleet(streams) as them:
+    async with fleet(two_events(go_on)) as them:
         client = await them.connect()
         await client.send(post())
         await client.head()

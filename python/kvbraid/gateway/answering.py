@@ -1,7 +1,7 @@
 """One answer comes back: bytes are passed on as they come, and the router learns how it went.
 
-Invariant: nothing of an answer is kept but its last bytes, and no more is read of it than its
-client has taken. An answer that breaks off never looks complete.
+Invariant: only the last bytes of an answer are kept, and an answer is read only as fast as its
+client takes it. An answer that breaks off never looks complete.
 """
 
 from typing import Final

@@ -4,7 +4,7 @@ Whatever is kept is counted with the bodies of all requests, and released once. 
 when somebody wants it, so a pod that reads slowly slows down its client.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from kvbraid.service.errors import RefusalError
@@ -39,6 +39,23 @@ class Body:
             self._held += len(piece)
             self._kept += piece
 
+    async def read_whole(self, given: Mapping[bytes, bytes]) -> bytes:
+        """Keep the whole body and return it; `given` are the headers of its request.
+
+        Raises:
+            ClientGoneError: The client left.
+            RefusalError: `overloaded`, or `body_too_large`: before a client that asks first has
+                sent it, if it says how long it is.
+        """
+        limit = self._limits.limits.body_bytes
+        length = int(given.get(b"content-length", b"0"))
+        if length <= limit:
+            await self.read(limit)
+            length = len(self)
+        if length > limit:
+            raise RefusalError("body_too_large", f"{length} bytes; limit {limit}")
+        return self.kept()
+
     def __len__(self) -> int:
         return len(self._kept)
 
@@ -67,8 +84,3 @@ class Body:
         self.is_complete = not message.get("more_body", False)
         piece: bytes = message.get("body", b"")
         return piece
-
-
-def too_long(length: int, limit: int) -> RefusalError:
-    """Return the refusal of a body that is longer than bodies may be."""
-    return RefusalError("body_too_large", f"{length} bytes; limit {limit}")

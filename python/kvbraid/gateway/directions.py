@@ -16,9 +16,9 @@ from uuid import uuid4
 import msgspec
 
 from kvbraid.errors import KvbraidError
-from kvbraid.gateway.bodies import Body, too_long
+from kvbraid.gateway.bodies import Body
 from kvbraid.gateway.choosing import BYTES_PER_TOKEN, Chooser
-from kvbraid.gateway.headers import DP_RANK, MODEL, REQUEST_ID, SESSION, request_id
+from kvbraid.gateway.headers import DP_RANK, MODEL, REQUEST_ID, SESSION, as_text, request_id
 from kvbraid.gateway.prompts import Prompt, PromptReader
 from kvbraid.policy import Decision
 from kvbraid.service.errors import RefusalError, as_refusal
@@ -149,7 +149,7 @@ class Directions:
             self._asking -= 1
             body.release()
         self._answers[answer.status] += 1
-        if not body.is_complete:  # The rest of it is not worth reading.
+        if not body.is_complete:  # Nobody reads the rest of it.
             answer = answer._replace(close=True)
         with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
             await send_answer(send, answer)
@@ -161,11 +161,8 @@ class Directions:
         )
         if self._asking > self._options.requests:
             raise RefusalError("too_many_requests", f"{self._options.requests} are in flight")
-        await self._read(body, int(given.get(b"content-length", b"0")))
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in given.items()
-        }
-        prompt = await self._prompt(headers, body.kept())
+        headers = as_text(given)
+        prompt = await self._prompt(headers, await body.read_whole(given))
         request = self._chooser.request(prompt, headers.get(MODEL, ""))
         name = _name(given)
         decision = await self._chooser.choose(
@@ -177,14 +174,6 @@ class Directions:
             unwanted=lambda: self._release(name),
         )
         return Answer(msgspec.json.encode(self._directions(decision)))
-
-    async def _read(self, body: Body, length: int) -> None:
-        limit = self._limits.limits.body_bytes
-        if length > limit:  # Before a data plane that asks first has sent it.
-            raise too_long(length, limit)
-        await body.read(limit)
-        if len(body) > limit:
-            raise too_long(len(body), limit)
 
     async def _prompt(self, headers: Mapping[str, str], body: bytes) -> Prompt:
         if CUT in headers:

@@ -29,6 +29,11 @@ _CONTROL: Final = (b"x-gateway-", b"x-kvbraid-")
 _USUAL_ID: Final = re.compile(rb"[!-~]{1,128}")
 
 
+def as_text(given: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return headers as readers of prompts take them."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in given.items()}
+
+
 def to_pod(headers: Headers) -> list[tuple[str, str]]:
     """Return the headers of a request that go on to its pod."""
     dropped = _HOP | _OWN | _named(headers)

@@ -78,18 +78,7 @@ class _Named(msgspec.Struct):
     model: str = ""
 
 
-class _Completion(msgspec.Struct):
-    """The fields of a completion whose prompt is a list of token ids."""
-
-    model: str
-    prompt: list[int]
-    stream: bool | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-
-
 _NAMED: Final = msgspec.json.Decoder(_Named)
-_COMPLETION: Final = msgspec.json.Decoder(_Completion)
 
 
 def model_of(body: bytes) -> str:
@@ -98,24 +87,3 @@ def model_of(body: bytes) -> str:
         return _NAMED.decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
-
-
-class ListedTokens:
-    """Reads prompts that are lists of token ids; of all others it finds the model alone."""
-
-    async def read(self, path: str, headers: Mapping[str, str], body: bytes) -> Prompt:
-        """Return what the body asks for."""
-        del path, headers
-        try:
-            fields = _COMPLETION.decode(body)
-            tokens = array("I", fields.prompt)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
-            model = model_of(body)
-            return Prompt(model=model, why_no_tokens="no_tokenizer" if model else "malformed")
-        return Prompt(
-            model=fields.model,
-            token_ids=tokens,
-            cache_salt=fields.cache_salt,
-            stream=fields.stream or False,
-            priority=fields.priority or 0,
-        )

@@ -16,12 +16,11 @@ from typing import Final
 from kvbraid.errors import KvbraidError
 from kvbraid.fleet.request import Request
 from kvbraid.gateway.answering import Answerer
-from kvbraid.gateway.bodies import too_long
 from kvbraid.gateway.choosing import Chooser
 from kvbraid.gateway.counts import GatewayCounts
 from kvbraid.gateway.exchange import Exchange, Shared
 from kvbraid.gateway.fleet import Fleet
-from kvbraid.gateway.headers import MODEL, REQUEST_ID
+from kvbraid.gateway.headers import MODEL, REQUEST_ID, as_text
 from kvbraid.gateway.prompts import PROMPTS, Prompt, PromptReader, model_of
 from kvbraid.gateway.sending import Sender
 from kvbraid.gateway.upstream import PodError
@@ -58,7 +57,6 @@ class Proxy:
     ) -> None:
         self._reader = reader
         self._options = options
-        self._limits = limits
         self._shared = Shared(limits, service.picking, requests)
         self._exchanges: set[Exchange] = set()
         self._names = _names()
@@ -166,18 +164,8 @@ class Proxy:
             await body.read(self._options.kept_bytes)
             model = model_of(body.kept()) if body.is_complete else ""
             return Prompt(model=model, why_no_tokens="not_a_prompt")
-        limit = self._limits.limits.body_bytes
-        given = exchange.given
-        length = int(given.get(b"content-length", b"0"))
-        if length > limit:  # Before a client that asks first has sent it.
-            raise too_long(length, limit)
-        await body.read(limit)
-        if len(body) > limit:
-            raise too_long(len(body), limit)
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in given.items()
-        }
-        return await self._reader.read(scope["path"], headers, body.kept())
+        kept = await body.read_whole(exchange.given)
+        return await self._reader.read(scope["path"], as_text(exchange.given), kept)
 
     def _request(self, exchange: Exchange, prompt: Prompt) -> Request:
         """Return what the router is asked."""
@@ -201,7 +189,7 @@ class Proxy:
         ]
         if refusal.status == TOO_MANY_REQUESTS:
             headers.append((b"retry-after", RETRY_AFTER))
-        if not exchange.body.is_complete:  # The rest of it is not worth reading.
+        if not exchange.body.is_complete:  # Nobody reads the rest of it.
             headers.append((b"connection", b"close"))
         exchange.answers[refusal.status] += 1
         exchange.is_complete = True

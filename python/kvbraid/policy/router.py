@@ -233,7 +233,7 @@ class Router:
         is_whole, in_flight = len(rows) == len(columns.ranks), self._options.in_flight
         ranks = columns.ranks if is_whole else [columns.ranks[row] for row in rows]
         every = self._bookings.loads(columns.ranks, now, priority)
-        loads = every if is_whole else self._bookings.loads(ranks, now, priority)
+        loads = every if is_whole else every.of(rows)
         load = self._loads.setdefault(request.model, _Load())
         busy = sum(map(bool, every.waiting)) / len(columns.ranks)
         load.arrive(now, busy, self._options.arrivals)
