@@ -149,7 +149,7 @@ async def test_an_engine_with_several_ranks_is_told_which() -> None:
         assert asked.header("x-data-parallel-rank") == head.headers["x-kvbraid-dp-rank"]
         assert head.headers["x-kvbraid-pod"] == "a"
         assert head.headers["x-kvbraid-predicted"] == "0-0"
-        assert head.headers["x-kvbraid-ladder"] == "prompt=32, best=0, chosen=0"
+        assert head.headers["x-kvbraid-ladder"] == "prompt=32, best=0, chosen=0, resumable=0"
 
 
 @in_loop

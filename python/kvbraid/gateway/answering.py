@@ -106,7 +106,7 @@ def _explained(decision: Decision, rungs: Rungs | None) -> list[tuple[bytes, byt
         (b"x-kvbraid-predicted", b"%d-%d" % (decision.lower, decision.upper)),
     ]
     if rungs is not None:
-        names = ("prompt", "seen", "best", "chosen")
+        names = ("prompt", "seen", "best", "chosen", "resumable")
         known = {name: getattr(rungs, name) for name in names}
         ladder = ", ".join(f"{name}={it}" for name, it in known.items() if it is not None)
         told.append((b"x-kvbraid-ladder", ladder.encode()))
