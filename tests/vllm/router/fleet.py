@@ -93,15 +93,20 @@ class RealFleet:
     def settle(self) -> None:
         """Wait until the gateway has every message, and none has come for a while."""
         end = time.monotonic() + SETTLE_SECONDS
-        before: dict[str, int] = {}
-        while time.monotonic() < end:
-            known = {row["pod"]: row["last_seq"] for row in self._get("/v1/pods")["pods"]}
-            now = {pod: self.record.last_seq(pod) for pod in PODS}
-            if now == before == {pod: -1 if at is None else at for pod, at in known.items()}:
-                return
-            before = now
+        before = self._seqs()
+        while True:
             time.sleep(STILL_SECONDS)
-        raise AssertionError(f"the gateway has {known}, published was {now}")
+            now = self._seqs()
+            if now == before and now[0] == now[1]:
+                return
+            assert time.monotonic() < end, now
+            before = now
+
+    def _seqs(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the last message of each pod that was published, and that the gateway has."""
+        rows = {row["pod"]: row["last_seq"] for row in self._get("/v1/pods")["pods"]}
+        known = {pod: -1 if rows[pod] is None else rows[pod] for pod in PODS}
+        return {pod: self.record.last_seq(pod) for pod in PODS}, known
 
     def ladder(self) -> Any:  # noqa: ANN401 - JSON.
         """Return the sums of the hit ladder."""
