@@ -21,8 +21,7 @@ class Body:
     def __init__(self, receive: Receive, limits: ConnectionLimits) -> None:
         self._receive = receive
         self._limits = limits
-        self._kept = bytearray()
-        self._held = 0
+        self._kept: bytes | bytearray = b""
         self.is_complete = False
         self.is_lost = False  # The client left before all of it had come.
 
@@ -36,7 +35,11 @@ class Body:
         while not self.is_complete and len(self._kept) <= most:
             piece = await self._next()
             self._limits.hold(len(piece))
-            self._held += len(piece)
+            if not self._kept:
+                self._kept = piece
+                continue
+            if isinstance(self._kept, bytes):
+                self._kept = bytearray(self._kept)
             self._kept += piece
 
     async def read_whole(self, given: Mapping[bytes, bytes]) -> bytes:
@@ -60,21 +63,22 @@ class Body:
         return len(self._kept)
 
     def kept(self) -> bytes:
-        """Return what was kept."""
-        return bytes(self._kept)
+        """Return what was kept, without a copy if it came in one piece."""
+        self._kept = bytes(self._kept)
+        return self._kept
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield what was kept, and then the rest as it arrives."""
-        kept = self._kept  # Even if it is released meanwhile, because an answer comes early.
+        kept = self.kept()  # Even if it is released meanwhile, because an answer comes early.
         for start in range(0, len(kept), PIECE_BYTES):
-            yield bytes(kept[start : start + PIECE_BYTES])
+            yield kept[start : start + PIECE_BYTES]
         while not self.is_complete:
             yield await self._next()
 
     def release(self) -> None:
         """Forget what was kept. Nothing may need it any more."""
-        self._limits.release(self._held)
-        self._held, self._kept = 0, bytearray()
+        self._limits.release(len(self._kept))
+        self._kept = b""
 
     async def _next(self) -> bytes:
         message = await self._receive()

@@ -25,6 +25,8 @@ _HOP: Final = frozenset(
     }
 )  # fmt: skip
 _OWN: Final = frozenset({b"host", b"content-length", b"expect", REQUEST_ID, DP_RANK.encode()})
+_NOT_TO_POD: Final = _HOP | _OWN
+_NOT_TO_CLIENT: Final = _HOP | {REQUEST_ID}
 _CONTROL: Final = (b"x-gateway-", b"x-kvbraid-")
 _USUAL_ID: Final = re.compile(rb"[!-~]{1,128}")
 
@@ -36,7 +38,7 @@ def as_text(given: Mapping[bytes, bytes]) -> dict[str, str]:
 
 def to_pod(headers: Headers) -> list[tuple[str, str]]:
     """Return the headers of a request that go on to its pod."""
-    dropped = _HOP | _OWN | _named(headers)
+    dropped = _with_named(_NOT_TO_POD, headers)
     return [
         (name.decode("ascii"), value.decode("utf-8", "replace"))
         for name, value in headers
@@ -47,8 +49,8 @@ def to_pod(headers: Headers) -> list[tuple[str, str]]:
 def to_client(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that go on to its client."""
     given = [(name.lower(), value) for name, value in headers]
-    dropped = _HOP | {REQUEST_ID} | _named(given)
-    if any(name == b"transfer-encoding" for name, _ in given):
+    dropped = _with_named(_NOT_TO_CLIENT, given)
+    if b"transfer-encoding" in dict(given):
         dropped |= {b"content-length"}  # Where both are given, only the former counts.
     return [
         (name, value)
@@ -63,11 +65,9 @@ def request_id(given: Mapping[bytes, bytes], own: str) -> bytes:
     return name if _USUAL_ID.fullmatch(name) else own.encode()
 
 
-def _named(headers: Headers) -> frozenset[bytes]:
-    """The headers that a `connection` header says belong to the connection."""
-    return frozenset(
-        each.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for each in value.split(b",")
-    )
+def _with_named(dropped: frozenset[bytes], headers: Headers) -> frozenset[bytes]:
+    """Add the headers that a `connection` header says belong to the connection."""
+    named = [value for name, value in headers if name == b"connection"]
+    if not named:
+        return dropped
+    return dropped.union(each.strip().lower() for each in b",".join(named).split(b","))

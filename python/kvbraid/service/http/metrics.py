@@ -8,7 +8,7 @@ counted here.
 import platform
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Final
@@ -62,11 +62,11 @@ class RequestCounts:
     """Counts of answered requests by route and status; counted on the event loop's thread only."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], Counter[int]] = {}
+        self._counts: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
 
     def of(self, method: str, path: str) -> Counter[int]:
         """Return the counts of one route by status, to be incremented."""
-        return self._counts.setdefault((method, path), Counter())
+        return self._counts[method, path]
 
     def family(self) -> CounterMetricFamily:
         """Return what has been counted so far; from any thread."""
