@@ -52,6 +52,15 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+async def until_still(number: Callable[[], int]) -> None:
+    """Wait until something that counts has begun, and counts no more."""
+    last, same = 0, 0
+    while same < 20:
+        await asyncio.sleep(0.01)
+        same = same + 1 if number() == last and last else 0
+        last = number()
+
+
 # ---- engines --------------------------------------------------------------------------------
 
 
@@ -97,6 +106,10 @@ class Asked:
 
 
 Behaviour = Callable[[Asked], Awaitable[None]]
+
+
+async def never_answers(asked: Asked) -> None:
+    await asked.gone.wait()
 
 
 async def greets(asked: Asked) -> None:
@@ -304,6 +317,14 @@ class Fleet:
         connection = await self.connect()
         await connection.send(request)
         return await connection.answer()
+
+    async def begin(
+        self, request: bytes | None = None, port: int | None = None
+    ) -> tuple[Connection, Head]:
+        """Ask, and read the head of an answer that goes on."""
+        connection = await self.connect(port)
+        await connection.send(post() if request is None else request)
+        return connection, await connection.head()
 
     def reports(self, event: str) -> int:
         return self.service.picking.reports[event, "noted"]

@@ -186,9 +186,7 @@ async def test_a_pod_that_dies_in_a_stream_cuts_it_and_its_end_is_reported() -> 
 
     go_on = asyncio.Event()
     async with fleet(dies) as them, haproxy(them) as port:
-        client = await them.connect(port)
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin(port=port)
         assert await client.chunk() == b"data: 1\n\n"
         go_on.set()
         assert await client.is_cut()

@@ -17,6 +17,7 @@ from tests.service.route_pods import (
     get,
     greets,
     in_loop,
+    never_answers,
     post,
     prompt,
     two_events,
@@ -50,10 +51,6 @@ async def writes_a_head_that_is_too_large(asked: Asked) -> None:
 
 async def is_unavailable(asked: Asked) -> None:
     await asked.answer(b'{"engine": "starts"}', "503 Service Unavailable", "retry-after: 7\r\n")
-
-
-async def never_answers(asked: Asked) -> None:
-    await asked.gone.wait()
 
 
 async def streams_one_event(asked: Asked) -> None:
@@ -210,9 +207,7 @@ async def test_one_silent_pod_stops_nobody_else() -> None:
 @in_loop
 async def test_a_wait_that_is_not_over_goes_on() -> None:
     async with fleet(streams_one_event) as them:
-        client = await them.connect()
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin()
         await client.chunk()
         them.gateway.sweep(them.now(1.0))
         assert them.proxy.in_flight == 1
@@ -225,9 +220,7 @@ async def test_a_wait_that_is_not_over_goes_on() -> None:
 async def test_an_event_stream_that_is_quiet_gets_comments() -> None:
     go_on = asyncio.Event()
     async with fleet(two_events(go_on)) as them:
-        client = await them.connect()
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin()
         await client.chunk()
         for _ in range(3):
             await until(lambda: any(e.waits for e in them.proxy._exchanges))
@@ -252,9 +245,7 @@ async def test_nothing_is_put_into_the_middle_of_an_event_or_into_another_answer
 
     go_on = asyncio.Event()
     async with fleet(streams) as them:
-        client = await them.connect()
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin()
         assert await client.chunk() == b"half of "
         await until(lambda: any(e.waits for e in them.proxy._exchanges))
         them.gateway.sweep(them.now(ForwardingOptions().comment_s + 1))
@@ -276,9 +267,7 @@ async def test_an_event_stream_that_breaks_off_says_so_and_has_no_end() -> None:
 
     go_on = asyncio.Event()
     async with fleet(streams, streams) as them:
-        client = await them.connect()
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin()
         assert await client.chunk() == b"data: 1\n\n"
         go_on.set()
         assert json.loads((await client.chunk()).removeprefix(b"data: "))["error"]
@@ -298,9 +287,8 @@ async def test_an_answer_that_breaks_off_has_no_end() -> None:
 
     go_on = asyncio.Event()
     async with fleet(answers) as them:
-        client = await them.connect()
-        await client.send(post())
-        assert (await client.head()).headers["content-length"] == "9"
+        client, head = await them.begin()
+        assert head.headers["content-length"] == "9"
         assert await client.reader.readexactly(4) == b"half"
         go_on.set()
         assert await client.is_cut()
@@ -318,9 +306,7 @@ async def test_nothing_is_logged_of_what_pods_do_to_answers(
 
     go_on = asyncio.Event()
     async with fleet(streams) as them:
-        client = await them.connect()
-        await client.send(post() + post())  # The second one waits for its turn, in vain.
-        await client.head()
+        client, _ = await them.begin(post() + post())  # The second one waits, in vain.
         await client.chunk()
         go_on.set()
         await client.chunk()
@@ -350,10 +336,8 @@ async def test_a_client_that_leaves_while_it_waits_ends_the_work_for_it() -> Non
 @in_loop
 async def test_a_client_that_leaves_a_stream_ends_it_and_what_it_cached_counts() -> None:
     async with fleet(streams_one_event) as them:
-        client = await them.connect()
-        await client.send(post())
+        client, _ = await them.begin()
         asked = await them.engines["a"].request(1)
-        await client.head()
         await client.chunk()
         client.leave()
         await asked.gone.wait()
@@ -401,10 +385,9 @@ async def test_what_is_in_flight_at_the_end_is_told_or_cut() -> None:
         await (streams_one_event if b"true" in asked.body else never_answers)(asked)
 
     async with fleet(waits_or_streams) as them:
-        waiting, streaming = [await them.connect() for _ in range(2)]
+        waiting = await them.connect()
         await waiting.send(post())
-        await streaming.send(post(body=prompt(stream=True)))
-        await streaming.head()
+        streaming, _ = await them.begin(post(body=prompt(stream=True)))
         await streaming.chunk()
         await them.engines["a"].request(2)
         await them.end()
@@ -447,12 +430,16 @@ async def test_a_pod_that_keeps_failing_rests_and_is_tried_again() -> None:
 
 
 @in_loop
-async def test_a_request_is_refused_with_the_reason_if_every_pod_rests() -> None:
-    async with fleet(dies, options=ForwardingOptions(failures=1)) as them:
+async def test_while_every_pod_rests_requests_are_refused_with_the_reason_and_not_after() -> None:
+    async with fleet(dies, dies, options=ForwardingOptions(failures=1)) as them:
         assert (await them.ask(post()))[0].status == 502
         head, body = await them.ask(post())
         assert (head.status, code(body)) == (503, "no_pod")
-        assert b"1 not_ready" in body
+        assert b"2 not_ready" in body
+        for engine in them.engines.values():
+            engine.behaviour = greets
+        them.gateway.sweep(them.now(FAR))
+        assert await answers_of(them, 4) == [200] * 4
 
 
 @in_loop

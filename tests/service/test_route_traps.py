@@ -7,7 +7,7 @@ faults, and here they must stay away whatever the libraries become.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,10 +22,12 @@ from tests.service.route_pods import (
     get,
     greets,
     in_loop,
+    never_answers,
     post,
     prompt,
     two_events,
     until,
+    until_still,
 )
 
 CHUNKED = (
@@ -59,9 +61,7 @@ async def test_no_segment_waits_for_another_on_either_side() -> None:
 
     go_on = asyncio.Event()
     async with fleet(streams) as them:
-        client = await them.connect()
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin()
         found = {"client": 0, "pod": 0}
         for each in sockets():
             try:
@@ -289,9 +289,8 @@ async def test_an_answer_that_ends_with_its_connection_arrives_whole() -> None:
         asked.writer.close()
 
     async with fleet(answers) as them:
-        client = await them.connect()
-        await client.send(post())
-        assert (await client.head()).headers["transfer-encoding"] == "chunked"
+        client, head = await them.begin()
+        assert head.headers["transfer-encoding"] == "chunked"
         body = b""
         while piece := await client.chunk():
             body += piece
@@ -347,9 +346,7 @@ async def test_a_client_that_does_not_read_stops_its_pod() -> None:
         await asked.end()
 
     async with fleet(streams) as them:
-        client = await them.connect()
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin()
         await until_still(lambda: written)
         assert written < number
         read = 0
@@ -364,7 +361,7 @@ async def test_a_pod_that_does_not_read_stops_its_client() -> None:
     async with slow_pod() as (port, go_on), fleet() as them:
         serving = Serving(url=f"http://127.0.0.1:{port}")
         them.service.put(PodId("a"), PodConfig(model="m", endpoint="tcp://h:1", serving=serving))
-        client, size = await them.connect(), 64 << 20
+        client, size = await them.connect(), 100 << 20
         await client.send(post("/v1/files", b"", content_length=str(size)))
         sent = 0
 
@@ -377,6 +374,8 @@ async def test_a_pod_that_does_not_read_stops_its_client() -> None:
         task = asyncio.ensure_future(upload())
         await until_still(lambda: sent)
         assert 0 < sent < size
+        kept = ForwardingOptions().kept_bytes
+        assert kept < them.gateway.connection_limits.held_bytes < 2 * kept
         go_on.set()
         await task
         assert (await client.answer())[1] == str(size).encode()
@@ -401,9 +400,7 @@ async def test_a_body_that_does_not_arrive_in_time_ends_its_request_at_the_pod()
 async def test_a_stream_may_last_longer_than_any_time_of_connections() -> None:
     go_on = asyncio.Event()
     async with fleet(two_events(go_on)) as them:
-        client = await them.connect()
-        await client.send(post())
-        await client.head()
+        client, _ = await them.begin()
         await client.chunk()
         them.sweep_clients(10_000)
         go_on.set()
@@ -413,24 +410,12 @@ async def test_a_stream_may_last_longer_than_any_time_of_connections() -> None:
 
 @in_loop
 async def test_a_client_that_ends_its_side_has_left() -> None:
-    async def never_answers(asked: Asked) -> None:
-        await asked.gone.wait()
-
     async with fleet(never_answers) as them:
         client = await them.connect()
         await client.send(post())
         asked = await them.engines["a"].request(1)
         client.writer.write_eof()
         await asked.gone.wait()
-
-
-async def until_still(number: Callable[[], int]) -> None:
-    """Wait until something that counts has begun, and counts no more."""
-    last, same = 0, 0
-    while same < 20:
-        await asyncio.sleep(0.01)
-        same = same + 1 if number() == last and last else 0
-        last = number()
 
 
 @asynccontextmanager
