@@ -1,5 +1,6 @@
 """`kvbraid route`: the real index, subscriber and gateway put together and run."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     reader = _reader(config)
 
     def gateway(service: Service, access: Access) -> Gateway:
-        return Gateway(service, reader, config.forwarding, access=access)
+        made = Gateway(service, reader, config.forwarding, access=access)
+        gc.freeze()  # What is there now stays: no collection has to look at it again.
+        return made
 
     run_server(
         config,
