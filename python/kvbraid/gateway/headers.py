@@ -61,8 +61,8 @@ def to_client(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 def request_id(given: Mapping[bytes, bytes], own: str) -> bytes:
     """Return the client's name of a request if it is a usual one, else our own."""
-    name = given.get(REQUEST_ID, b"")
-    return name if _USUAL_ID.fullmatch(name) else own.encode()
+    name = given.get(REQUEST_ID)
+    return name if name and _USUAL_ID.fullmatch(name) else own.encode()
 
 
 def _with_named(dropped: frozenset[bytes], headers: Headers) -> frozenset[bytes]:
