@@ -14,6 +14,7 @@ class _Completion(msgspec.Struct):
     model: str
     prompt: list[int]
     stream: bool | None = None
+    stream_options: dict[str, bool] | None = None
     cache_salt: str | None = None
     priority: int | None = None
 
@@ -38,5 +39,6 @@ class ListedTokens:
             token_ids=tokens,
             cache_salt=fields.cache_salt,
             stream=fields.stream or False,
+            lacks_usage=bool(fields.stream) and fields.stream_options is None,
             priority=fields.priority or 0,
         )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kvbraid.ids import PodId
@@ -378,6 +379,62 @@ async def test_the_last_event_says_it_for_a_stream_of_any_length() -> None:
     async with fleet(streams) as them:
         await them.ask(post())
         assert them.proxy.counts.usage == {"counted": 1}
+
+
+USAGE = f"data: {json.dumps({'choices': [], 'usage': SAID})}\n\n"
+ALL_EVENTS = f'data: {{"choices": [1], "usage": null}}\n\n{USAGE}data: [DONE]\n\n'
+
+
+async def streams_usage(asked: Asked) -> None:
+    """Stream what an engine streams that is asked for the usage, in small pieces."""
+    await asked.begin()
+    for start in range(0, len(ALL_EVENTS), 7):
+        await asked.chunk(ALL_EVENTS[start : start + 7].encode())
+    await asked.end()
+
+
+@pytest.mark.parametrize("padding", [0, 2 << 20])
+@in_loop
+async def test_a_usage_that_only_the_gateway_asks_for_is_counted_and_not_shown(
+    padding: int,
+) -> None:
+    async with fleet(streams_usage, options=ForwardingOptions(include_usage=True)) as them:
+        body = prompt(stream=True, padding="x" * padding)
+        _, shown = await them.ask(post(body=body))
+        assert shown.decode() == ALL_EVENTS.replace(USAGE, "")
+        assert them.proxy.counts.usage == {"counted": 1}
+        [asked] = them.engines["a"].asked
+        assert json.loads(asked.body) == json.loads(body) | {
+            "stream_options": {"include_usage": True}
+        }
+
+
+@pytest.mark.parametrize(
+    ("is_on", "path", "more"),
+    [
+        (False, "/v1/completions", {"stream": True}),
+        (True, "/v1/completions", {"stream": True, "stream_options": {"include_usage": True}}),
+        (True, "/v1/completions", {"stream": False}),
+        (True, "/v1/chat", {"stream": True}),
+    ],
+)
+@in_loop
+async def test_other_bodies_and_answers_go_on_as_they_are(
+    is_on: bool, path: str, more: dict[str, Any]
+) -> None:
+    async with fleet(streams_usage, options=ForwardingOptions(include_usage=is_on)) as them:
+        _, shown = await them.ask(post(path, prompt(**more)))
+        assert shown.decode() == ALL_EVENTS
+        assert them.engines["a"].asked[0].body == prompt(**more)
+
+
+@in_loop
+async def test_an_answer_with_a_length_goes_on_as_it_is() -> None:
+    async def answers(asked: Asked) -> None:
+        await asked.answer(ALL_EVENTS.encode(), more="content-type: text/event-stream\r\n")
+
+    async with fleet(answers, options=ForwardingOptions(include_usage=True)) as them:
+        assert (await them.ask(post(body=prompt(stream=True))))[1].decode() == ALL_EVENTS
 
 
 @in_loop

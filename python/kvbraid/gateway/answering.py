@@ -20,6 +20,9 @@ COMMENT: Final = b": waiting\n\n"
 """What an event stream's client gets while nothing comes: readers of events skip it."""
 
 
+_FIXED: Final = frozenset({b"content-length", b"content-encoding"})
+
+
 class Answerer:
     """Passes on the answers of one gateway."""
 
@@ -40,6 +43,8 @@ class Answerer:
             exchange.report("first_token")
             exchange.has_bytes = True
         exchange.is_events = answer.is_events
+        if not answer.is_events or not _FIXED.isdisjoint(dict(answer.headers)):
+            exchange.shown = None  # Nothing can be taken out of it.
         exchange.answers[answer.status] += 1
         headers = [*answer.headers, (REQUEST_ID, exchange.request_id)]
         if EXPLAIN in exchange.given and self._options.tells:
@@ -53,6 +58,8 @@ class Answerer:
             if is_last:  # The client may ask again as soon as it has this.
                 self._end(exchange, opened, is_well=is_well)
                 exchange.is_complete = True
+            if exchange.shown is not None:
+                chunk = exchange.shown.take(chunk, is_last=is_last)
             await exchange.send(
                 {"type": "http.response.body", "body": chunk, "more_body": not is_last}
             )

@@ -67,6 +67,15 @@ class Body:
         self._kept = bytes(self._kept)
         return self._kept
 
+    def replace(self, whole: bytes) -> None:
+        """Keep another body instead of this one, which is complete.
+
+        Raises:
+            RefusalError: `overloaded`.
+        """
+        self._limits.hold(len(whole) - len(self._kept))
+        self._kept = whole
+
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield what was kept, and then the rest as it arrives."""
         kept = self.kept()  # Even if it is released meanwhile, because an answer comes early.

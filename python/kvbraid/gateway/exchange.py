@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from kvbraid.gateway.bodies import Body
 from kvbraid.gateway.headers import Headers, request_id
 from kvbraid.gateway.prompts import PROMPTS
-from kvbraid.gateway.usage import Tail
+from kvbraid.gateway.usage import Tail, WithoutUsage, with_usage
 from kvbraid.ids import PodId
 from kvbraid.service.http.app import Receive, Scope, Send
 from kvbraid.service.http.connection import EXTENSION, Connection
@@ -67,6 +67,7 @@ class Exchange:
         tries: How often a pod was asked.
         is_booked: Whether the router counts it as in flight.
         has_started: Whether the head of an answer has been sent.
+        shown: What its client sees of a stream whose usage only we have asked for; else None.
         has_bytes: Whether its pod has sent any of the answer's body.
         waits: What it waits for, since `since`; None while it does not wait for a pod.
         heard: When a byte last came from the pod, or a comment went to the client.
@@ -83,6 +84,7 @@ class Exchange:
         self.request_id = request_id(self.given, name)
         self.body = Body(receive, shared.limits)
         self.tail = Tail()
+        self.shown: WithoutUsage | None = None
         self.avoided: set[PodId] = set()
         self.tries = 0
         self.is_booked = False
@@ -104,6 +106,15 @@ class Exchange:
         self._connection: Connection = own["connection"]
         self._cycle: RequestResponseCycle = own["cycle"]
         self._connection.when_lost = self._lose
+
+    def ask_for_usage(self) -> None:
+        """Ask the pod for the usage of a stream, and keep it from the client.
+
+        Raises:
+            RefusalError: `overloaded`.
+        """
+        self.body.replace(with_usage(self.body.kept()))
+        self.shown = WithoutUsage()
 
     async def wait(self, what: Wait, coming: Awaitable[_T]) -> _T:
         """Wait for a pod.

@@ -48,7 +48,7 @@ class Prompt(NamedTuple):
 
     `model` is the name that pods are registered with, and empty if the request names none.
     `token_ids` is a buffer of uint32 or uint64. `priority` is vLLM's: the smaller is the more
-    urgent.
+    urgent. A stream `lacks_usage` that could say it and was not asked to.
     """
 
     model: str = ""
@@ -57,6 +57,7 @@ class Prompt(NamedTuple):
     cache_salt: str | None = None
     extra_key: str | None = None
     stream: bool = False
+    lacks_usage: bool = False
     session: str | None = None
     priority: int = 0
     why_no_tokens: WhyNoTokens = ""

@@ -165,7 +165,10 @@ class Proxy:
             model = model_of(body.kept()) if body.is_complete else ""
             return Prompt(model=model, why_no_tokens="not_a_prompt")
         kept = await body.read_whole(exchange.given)
-        return await self._reader.read(scope["path"], as_text(exchange.given), kept)
+        prompt = await self._reader.read(scope["path"], as_text(exchange.given), kept)
+        if prompt.lacks_usage and self._options.include_usage:
+            exchange.ask_for_usage()
+        return prompt
 
     def _request(self, exchange: Exchange, prompt: Prompt) -> Request:
         """Return what the router is asked."""

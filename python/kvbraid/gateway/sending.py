@@ -132,7 +132,8 @@ class Sender:
             return body.kept() or None
         length = exchange.given.get(b"content-length")
         if length is not None:
-            headers.append(("content-length", length.decode("ascii")))
+            told = str(len(body)) if body.is_complete else length.decode("ascii")
+            headers.append(("content-length", told))
         return body.pieces()
 
     def _may_try_again(

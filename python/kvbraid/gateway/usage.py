@@ -1,7 +1,8 @@
 """What an engine says it has reused, read from the end of an answer that is passed on.
 
 Only the last bytes are kept, however long an answer is. In JSON, a quotation mark inside a text is
-escaped, so no text that a model writes can look like a field.
+escaped, so no text that a model writes can look like a field. A stream tells its usage if it is
+asked to, in an event of its own, which is taken out for a client that did not ask.
 """
 
 import re
@@ -14,6 +15,14 @@ _CACHED: Final = re.compile(
     rb'"(?:prompt|input)_tokens_details"\s*:\s*\{[^{}]*?"cached_tokens"\s*:\s*([0-9]{1,18})\b'
 )
 _PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*([0-9]{1,18})\b')
+
+_ASKED: Final = b'"stream_options":{"include_usage":true},'
+_END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
+_USAGE_ALONE: Final = re.compile(
+    rb'^data:(?=[^\r\n]*"choices"\s*:\s*\[\])(?=[^\r\n]*"usage"\s*:\s*\{)'
+    rb"[^\r\n]*\r?\n\r?\n",
+    re.MULTILINE,
+)
 
 
 class Usage(NamedTuple):
@@ -42,6 +51,33 @@ class Tail:
     def usage(self) -> Usage:
         """Return the last usage that is complete."""
         return Usage(_last(_PROMPT, self._end), _last(_CACHED, self._end))
+
+
+def with_usage(body: bytes) -> bytes:
+    """Return a body with fields, none of which is `stream_options`, that asks for the usage."""
+    begin = body.index(b"{") + 1
+    return body[:begin] + _ASKED + body[begin:]
+
+
+class WithoutUsage:
+    """A stream of events as a client sees it that did not ask for the usage.
+
+    Events go on when they are whole. What has no end within KEPT_BYTES goes on as it comes.
+    """
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, chunk: bytes, *, is_last: bool) -> bytes:
+        """Return what goes on once this has come; it may be nothing."""
+        come = self._rest + chunk
+        end = max((found.end() for found in _END_OF_EVENT.finditer(come)), default=0)
+        if is_last or len(come) - end > KEPT_BYTES:
+            end = len(come)
+        self._rest = come[end:]
+        return _USAGE_ALONE.sub(b"", come[:end])
 
 
 def _last(field: re.Pattern[bytes], end: bytes) -> int | None:

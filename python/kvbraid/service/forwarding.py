@@ -30,7 +30,8 @@ class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     A request is tried up to `attempts` times, and only once if its body is longer than
     `kept_bytes`. After `failures` in a row a pod gets no request for `rest_s`. Above `requests` in
     flight, further ones are refused. `paths` are the beginnings of paths that are passed on. If
-    `tells` is false, no client is told what pods hold.
+    `tells` is false, no client is told what pods hold. With `include_usage`, streams whose clients
+    do not ask for their usage are asked for it, and their clients do not see it.
     """
 
     connect_s: _Seconds = 5.0
@@ -46,3 +47,4 @@ class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     requests: _AtLeastOne = 1024
     paths: tuple[_Path, ...] = PATHS
     tells: bool = True
+    include_usage: bool = False

@@ -155,8 +155,11 @@ def test_what_else_decides_is_read_too() -> None:
     prompt = read(COMPLETIONS, body)
     assert prompt._replace(token_ids=None) == Prompt(
         model="turns", session="of the body", stream=True, priority=-3, cache_salt="s",
-        extra_key="k",
+        extra_key="k", lacks_usage=True,
     )  # fmt: skip
+    asks = {"stream_options": {"include_usage": False}}
+    assert not read(COMPLETIONS, body | asks).lacks_usage
+    assert not read("/v1/responses", body).lacks_usage
     assert read(COMPLETIONS, body, **{"x-session-id": "of the head"}).session == "of the head"
     nothing = dict.fromkeys(("stream", "priority", "cache_salt", "extra_key", "session_id"))
     prompt = read(COMPLETIONS, {"model": "turns", "prompt": "a", **nothing})

@@ -47,6 +47,7 @@ class PromptBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     stream: bool | None = None
+    stream_options: Raw = _ABSENT
     priority: int | None = None
     session_id: str | None = None
 

@@ -15,6 +15,7 @@ from kvbraid.gateway.prompts import NoTokensError, Prompt, WhyNoTokens, model_of
 from kvbraid.gateway.tokens.bodies import PromptBody, is_given, one_prompt, read_body
 from kvbraid.gateway.tokens.registry import Tokenizers
 
+_TOLD_IF_ASKED: Final = ("/v1/completions", "/v1/chat/completions")
 MOST_IDS: Final = 1 << 20
 """The longest prompt that is looked up, in tokens."""
 
@@ -46,6 +47,7 @@ class BodyReader:
             cache_salt=asked.cache_salt,
             extra_key=asked.extra_key,
             stream=bool(asked.stream),
+            lacks_usage=_lacks_usage(path, asked),
             session=headers.get(SESSION, asked.session_id),
             priority=asked.priority or 0,
             why_no_tokens=why,
@@ -97,6 +99,11 @@ async def _ids_of_chat(tokens: Tokenizers, model: str, asked: PromptBody) -> mem
     if is_given(asked.chat_template):
         raise NoTokensError("own_template")
     return await tokens.of_chat(model, asked)
+
+
+def _lacks_usage(path: str, asked: PromptBody) -> bool:
+    """Whether the answer is a stream that would tell its usage if it were asked to."""
+    return bool(asked.stream) and path in _TOLD_IF_ASKED and not is_given(asked.stream_options)
 
 
 def _refuse_truncation(asked: PromptBody) -> None:
