@@ -2,18 +2,20 @@
 
 All pods are one engine, which answers at once and publishes no event. Prompts come as token ids.
 The CPU is that of the process `kvbraid route`, whole: HTTP on both sides, JSON, the choice, the
-booking, and its reports. `plain` is the least that uvicorn with aiohttp can do.
+booking, and its reports. `plain` is the least that uvicorn with aiohttp can do, and `haproxy` is
+there where it is installed; neither chooses anything.
 """
 
 import contextlib
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 from bench.fleet.bench_http import http_request, read_answer
 from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of_process
-from bench.router.gateways import END, EVENTS, Servers, connected, passed_on, routed
+from bench.router.gateways import END, EVENTS, Servers, balanced, connected, passed_on, routed
 
 NUM_CONNECTIONS: Final = 32
 NUM_STREAMS: Final = 64
@@ -96,6 +98,13 @@ def per_event(servers: Servers) -> Side:
     return side
 
 
+def _beside(cost: Callable[[Servers], Side]) -> dict[str, Side]:
+    servers = {"plain": passed_on, "haproxy": balanced}
+    if shutil.which("haproxy") is None:
+        del servers["haproxy"]
+    return {name: cost(each) for name, each in servers.items()}
+
+
 ROWS = (
     Row(
         name="proxy_4k",
@@ -103,7 +112,7 @@ ROWS = (
         unit="us",
         ours=per_request(routed),
         target=Target(ours=400),
-        beside={"of_64_pods": per_request(partial(routed, 64)), "plain": per_request(passed_on)},
+        beside={"of_64_pods": per_request(partial(routed, 64)), **_beside(per_request)},
     ),
     Row(
         name="proxy_event",
@@ -111,6 +120,6 @@ ROWS = (
         unit="us",
         ours=per_event(routed),
         target=Target(ours=60),
-        beside={"plain": per_event(passed_on)},
+        beside=_beside(per_event),
     ),
 )

@@ -26,6 +26,25 @@ EVENTS: Final = 100
 """Of each stream."""
 END: Final = b"0\r\n\r\n"
 """Of a stream."""
+PORT: Final = "{port}"
+"""In a command: where its server listens."""
+HAPROXY: Final = """\
+global
+    nbthread 1
+defaults
+    mode http
+    option http-no-delay
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+frontend clients
+    bind "127.0.0.1:${KVBRAID_PORT}"
+    http-request return status 200 if { path /healthz }
+    default_backend engine
+backend engine
+    http-reuse always
+    server engine 127.0.0.1:%d
+"""
 
 
 class Running(NamedTuple):
@@ -93,19 +112,29 @@ def routed(num_pods: int = 8, *, tokenizer: str = "") -> Iterator[Running]:
         config = Path(folder) / "fleet.toml"
         config.write_text(_config(num_pods, port, events, with_tokens=bool(tokenizer)))
         (Path(folder) / "tokenizer.json").write_text(tokenizer)
-        command = ["-m", "kvbraid", "route", "--config", str(config), "--log-level", "error"]
-        with _server([*command, "--port"], port) as running:
+        command = [sys.executable, "-m", "kvbraid", "route", "--config", str(config)]
+        with _server([*command, "--log-level", "error", "--port", PORT], port) as running:
             yield running
 
 
 @contextlib.contextmanager
 def passed_on() -> Iterator[Running]:
     """Run an engine, and before it uvicorn with aiohttp, which choose nothing."""
-    with (
-        _engine() as (port, _),
-        _server(["-m", "bench.router.plain_proxy", str(port)], port) as running,
-    ):
-        yield running
+    with _engine() as (port, _):
+        command = [sys.executable, "-m", "bench.router.plain_proxy", str(port), PORT]
+        with _server(command, port) as running:
+            yield running
+
+
+@contextlib.contextmanager
+def balanced() -> Iterator[Running]:
+    """Run an engine, and before it HAProxy with one thread, which chooses nothing."""
+    with _engine() as (port, _), tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "haproxy.cfg"
+        config.write_text(HAPROXY % port)
+        command = ["env", f"KVBRAID_PORT={PORT}", "haproxy", "-db", "-f", str(config)]
+        with _server(command, port) as running:
+            yield running
 
 
 @contextlib.contextmanager
@@ -135,9 +164,9 @@ def _config(num_pods: int, port: int, events: int, *, with_tokens: bool) -> str:
 
 
 @contextlib.contextmanager
-def _server(arguments: list[str], engine_port: int) -> Iterator[Running]:
+def _server(template: list[str], engine_port: int) -> Iterator[Running]:
     port = free_port()
-    command = [sys.executable, *arguments, str(port)]
+    command = [each.replace(PORT, str(port)) for each in template]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
