@@ -1,10 +1,10 @@
 """Cells in which routing policies are compared: a model, a workload and a load of four pods.
 
-Invariant: a cell is a function of its seeds. Texts have an eighth of their usual length, and a
-token takes eight times as long, so waiting and prefill are what they are at full length. Pools
-hold the working set. The rate of a seed is the one at which the rule of kvbraid keeps the pods
-busy for the share `load` of their time. `python -m bench.router.cells` finds the rates anew, and
-prints the table of rules.
+Invariant: a cell is a function of its seeds. Texts, windows and steps have an eighth of their
+usual length, and a token takes eight times as long, so waiting and prefill are what they are at
+full length. Pools hold the working set, or a share of it. The rate of a seed is the one at which
+the rule of kvbraid keeps the pods busy for the share `load` of their time. `python -m
+bench.router.cells` finds the rates anew, and prints the table of rules.
 """
 
 import statistics
@@ -23,13 +23,30 @@ from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 NUM_PODS: Final = 4
-NUM_REQUESTS: Final = 320
-SCALE: Final = Scale(length=1 / 8, count=0.5)
+LENGTH: Final = 1 / 8
+
+
+class Size(NamedTuple):
+    """How many requests are played, and the share of the usual live sessions that they are of."""
+
+    num_requests: int
+    sessions: float
+
+
+SMALL: Final = Size(num_requests=320, sessions=0.5)
 
 _FULL: Final = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
 _STATE: Final = GroupSpec(kind=SpecKind.MAMBA, block_size=16)
+
+
+def _window(tokens: int) -> GroupSpec:
+    return GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=tokens)
+
+
 MODELS: Final[Mapping[str, tuple[tuple[GroupSpec, ...], float]]] = {
     "full": ((_FULL,), 1.0),
+    "gptoss": ((_window(128 // 8), _FULL), 0.5),
+    "gemma": ((*[_window(1024 // 8)] * 5, _FULL), 1 / 6),
     "states": ((_STATE, _STATE, _STATE, _FULL), 0.25),
 }
 """The groups of each model, and the share of its layers that look at all tokens."""
@@ -43,7 +60,17 @@ class ConstantDisplacement(CostRule):
         return 0.5, 0.0
 
 
+class OtherTies(CostRule):
+    """The rule, for which chance decides otherwise among equals: the noise of a comparison."""
+
+    def costs(self, view: FleetView) -> list[float]:
+        """Draw once, and return the costs."""
+        view.chance.random()
+        return super().costs(view)
+
+
 OURS: Final = RoutingRule.named("cost")
+AGAIN: Final = RoutingRule("cost again", OtherTies)
 RIVALS: Final = tuple(map(RoutingRule.named, ("llm_d", "full_attention", "greedy")))
 MUTANTS: Final = (
     RoutingRule("events only", CostRule, in_flight=False),
@@ -80,20 +107,35 @@ CELLS: Final = (
 
 
 @cache
-def ready(model: str, work: str, seed: int) -> tuple[Workload, SimulatedFleet]:
-    """Return the requests and the pods of a seed."""
+def ready(
+    model: str, work: str, seed: int, pool: float = 1.0, size: Size = SMALL
+) -> tuple[Workload, SimulatedFleet]:
+    """Return the requests and the pods of a seed; `pool` is a share of the working set."""
     groups, share = MODELS[model]
     simulated = SimulatedModel(name=model, topology=Topology(groups=groups), block_bytes=1)
-    asks = made_up(work, seed=seed, num_requests=NUM_REQUESTS, scale=SCALE)
-    usual, length = Seconds(), SCALE.length
+    scale = Scale(length=LENGTH, count=size.sessions)
+    asks = made_up(work, seed=seed, num_requests=size.num_requests, scale=scale)
+    usual = Pace()
     seconds = Seconds(
-        per_token=usual.per_token / length, per_pair=share * usual.per_pair / length**2
+        per_token=usual.prefill.per_token / LENGTH,
+        per_pair=share * usual.prefill.per_pair / LENGTH**2,
+        step_tokens=round(usual.prefill.step_tokens * LENGTH),
     )
     fleet = SimulatedFleet(
         model=simulated,
-        num_blocks=pool_blocks(asks, simulated, share=1.0, num_pods=NUM_PODS),
+        num_blocks=pool_blocks(
+            asks,
+            simulated,
+            share=pool,
+            num_pods=NUM_PODS,
+            step_tokens=seconds.step_tokens,
+        ),
         num_pods=NUM_PODS,
-        pace=Pace(prefill=seconds),
+        pace=Pace(
+            prefill=seconds,
+            step_s=usual.step_s / LENGTH,
+            read_s=usual.read_s / LENGTH**2,
+        ),
     )
     return asks, fleet
 

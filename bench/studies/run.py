@@ -19,8 +19,10 @@ def main() -> int:
         future_traces,
         hints,
         late,
+        look_ahead,
         narrowing,
         policies,
+        routing,
     )
 
     studies = {
@@ -32,6 +34,8 @@ def main() -> int:
         "ablation": ablation.run,
         "narrowing": narrowing.run,
         "expected": expected.run,
+        "look_ahead": look_ahead.run,
+        "routing": routing.run,
     }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)

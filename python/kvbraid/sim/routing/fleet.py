@@ -36,7 +36,8 @@ POLICIES: Final[Mapping[str, Callable[[], RoutingPolicy]]] = {CostRule.name: Cos
 class RoutingRule:
     """A policy, and whether the router counts what is in flight, or looks at events alone.
 
-    `make` makes the policy anew for each run, because some remember.
+    `make` makes the policy anew for each run, because some remember. A policy that has a method
+    `chosen` is told of each decision before the next one.
     """
 
     name: str
@@ -75,9 +76,10 @@ class _Play:
             self._index.set_state(name, PodState.EXACT)
         self._pods = {name: SimulatedPod(name, fleet) for name in names}
         self._places = {name: place for place, name in enumerate(names)}
+        policy = rule.make()
         self._router = Router(
             self._index,
-            rule.make(),
+            policy,
             seconds={MODEL: fleet.pace.prefill},
             options=RouterOptions(
                 in_flight=rule.in_flight,
@@ -86,6 +88,7 @@ class _Play:
                 stuck_s=float("inf"),
             ),
             chance=random.Random(f"router {seed}"),  # noqa: S311 - it guards nothing
+            note=getattr(policy, "chosen", None),
         )
 
     def go(self, arrivals: Arrivals, seed: int, progress: Progress | None) -> None:

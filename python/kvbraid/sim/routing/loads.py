@@ -46,7 +46,14 @@ def working_set(work: Workload, model: SimulatedModel) -> int:
     return max(1, len(full)) * max(accumulate(change))
 
 
-def pool_blocks(work: Workload, model: SimulatedModel, *, share: float, num_pods: int) -> int:
+def pool_blocks(
+    work: Workload,
+    model: SimulatedModel,
+    *,
+    share: float,
+    num_pods: int,
+    step_tokens: int = CHUNK_TOKENS,
+) -> int:
     """Return each pod's blocks if the fleet holds such a share of the working set.
 
     A pool is never smaller than what two of the longest prompts keep, and one needs on its way.
@@ -59,7 +66,7 @@ def pool_blocks(work: Workload, model: SimulatedModel, *, share: float, num_pods
     groups = model.topology.groups
     # Until a step has run, windows and chunks hold all blocks of its tokens.
     bounded = [g.block_size for g in groups if not g.kind.is_full and g.kind is not SpecKind.MAMBA]
-    step = sum(-(-CHUNK_TOKENS // size) + 1 for size in bounded)
+    step = sum(-(-step_tokens // size) + 1 for size in bounded)
     least = 2 * ideal_blocks(groups, longest) + step
     return 1 + max(least, ceil(share * working_set(work, model) / num_pods))
 
