@@ -4,7 +4,9 @@ import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodId
 from kvbraid.models import CONFIGS
+from kvbraid.policy import Seconds
 from kvbraid.sim.routing.loads import idle_rate, pool_blocks, rate_of, working_set
+from kvbraid.sim.routing.pace import Pace
 from kvbraid.sim.routing.pod import SimulatedFleet, SimulatedPod
 from kvbraid.sim.traces.models import simulated_model
 
@@ -34,12 +36,14 @@ def test_pods_share_the_working_set_and_have_room_for_the_longest_prompt() -> No
         pool_blocks(twice, FULL, share=0, num_pods=3)
 
 
+@pytest.mark.parametrize("step_tokens", [1_024, 8_192])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_smallest_pool_has_room_for_the_longest_prompt(name: str) -> None:
+def test_the_smallest_pool_has_room_for_the_longest_prompt(name: str, step_tokens: int) -> None:
     model = simulated_model(name)
     asks = work(ask(0, range(20_000)))
-    blocks = pool_blocks(asks, model, share=0.001, num_pods=8)
-    pod = SimulatedPod(PodId("a"), SimulatedFleet(model=model, num_blocks=blocks))
+    blocks = pool_blocks(asks, model, share=0.001, num_pods=8, step_tokens=step_tokens)
+    pace = Pace(prefill=Seconds(step_tokens=step_tokens))
+    pod = SimulatedPod(PodId("a"), SimulatedFleet(model=model, num_blocks=blocks, pace=pace))
     assert pod.prefill(asks.asks[0].prompt()).cached == 0
 
 
