@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 from kvbraid.fleet import FleetIndex, Request
-from kvbraid.policy import Router
+from kvbraid.policy import Router, RouterOptions
 
 from bench.fleet.bench_score import WINDOW, WINDOW_GROUP, prompt_of, to_all_pods
 from bench.fleet.ours import FULL, apply_all, new_index, pod_name
@@ -94,14 +94,18 @@ def fed(index: FleetIndex) -> Iterator[None]:
         thread.join()
 
 
-def ours(quantile: Quantile) -> Side:
-    """A pick, timed; the first token and the end are reported between the picks."""
+def ours(quantile: Quantile, *, with_seen: bool = False) -> Side:
+    """A pick, timed; the first token and the end are reported between the picks.
+
+    The service picks with what was ever seen of the prompt.
+    """
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
         chain = Chain.random(np.random.default_rng(1), TOKENS // BLOCK)
         index = held(chain)
-        router, numbers = Router(index, chance=Random(1)), iter(range(1 << 60))
+        options, numbers = RouterOptions(with_seen=with_seen), iter(range(1 << 60))
+        router = Router(index, options=options, chance=Random(1))
         request = Request(model="model", token_ids=array("I", prompt_of(chain)))
         assert router.pick("first", request, now=0.0).lower == TOKENS
 
@@ -198,7 +202,12 @@ ROWS = (
         ours=ours(statistics.median),
         rival=rival(statistics.median),
         target=Target(ratio=5),
-        beside={"ours_p99": ours(p99), "rival_p99": rival(p99)},
+        beside={
+            "ours_p99": ours(p99),
+            "with_seen": ours(statistics.median, with_seen=True),
+            "with_seen_p99": ours(p99, with_seen=True),
+            "rival_p99": rival(p99),
+        },
     ),
     Row(
         name="promise",

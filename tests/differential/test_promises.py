@@ -4,7 +4,9 @@ Integrity is checked after every step. Bounds, states and what is expected stay 
 promises.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from hypothesis import given
@@ -53,9 +55,12 @@ class Promising:
             self.random.choice((0, self.random.randint(0, len(prompt.tokens)), 99)),
             sparse_windows=engine.dp_rank == 1,
         )
-        number = self.index.promise(
+        # What was scored is promised with the keys that it was scored with.
+        way: Callable[..., int] = partial(self.index.promise, request=asked(prompt))
+        if self.random.random() < 0.5:
+            way = self.index.score(asked(prompt)).promise
+        number = way(
             engine.pod,
-            asked(prompt),
             dp_rank=engine.dp_rank,
             junction=promise.junction,
             sparse_windows=promise.sparse_windows,

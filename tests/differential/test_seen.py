@@ -4,7 +4,7 @@ Integrity is checked after every step. Pods restart, are cleared, go and come ba
 boundaries are named, forgotten and named again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import given
@@ -92,6 +92,9 @@ class Showing:
         seen = self.index.seen(asked(prompt))
         self.index.check_integrity()
         assert seen == self.index.seen(asked(prompt))
+        pods = self.random.choice((None, [self.world.engines[0].pod]))
+        scores = self.index.score(replace(asked(prompt), pods=pods), with_seen=True)
+        assert scores.seen == self.index.seen(asked(prompt))
         return prompt, seen
 
 

@@ -19,6 +19,8 @@ from kvbraid.spec import SpecKind, Topology
 class FakeScores:
     request: Request
     pods: list[tuple[str, int]]
+    promised: list[tuple[str, int]] = field(default_factory=list)
+    seen: None = None  # It remembers nothing.
 
     def to_json(self) -> bytes:
         num_tokens = len(self.request.token_ids)
@@ -41,6 +43,13 @@ class FakeScores:
             lower=nothing, upper=nothing, expected=nothing, present=nothing,
             soon=nothing, expected_soon=nothing, present_soon=nothing,
         )  # fmt: skip
+
+    def promise(
+        self, pod: PodId, *, dp_rank: int = 0, junction: int = 0, sparse_windows: bool = False
+    ) -> int:
+        del junction, sparse_windows
+        self.promised.append((pod, dp_rank))
+        return len(self.promised)
 
 
 @dataclass
@@ -103,7 +112,8 @@ class FakeIndex:
         del dp_rank, reason
         self.states[pod] = state
 
-    def score(self, request: Request) -> FakeScores:
+    def score(self, request: Request, *, with_seen: bool = False) -> FakeScores:
+        del with_seen
         self.requests.append(request)
         self.threads.append(threading.get_ident())
         if self.fail is not None:
@@ -111,7 +121,7 @@ class FakeIndex:
         if self.hold is not None:
             self.held.set()
             self.hold.wait(timeout=30)
-        return FakeScores(request, self._ranks(request))
+        return FakeScores(request, self._ranks(request), self.promised)
 
     def try_score(self, request: Request) -> FakeScores | None:
         return None if self.is_busy else self.score(request)
@@ -123,19 +133,6 @@ class FakeIndex:
         if model != request.model or dp_rank >= dp_size:
             raise UnknownError(f"no rank {dp_rank} of pod {pod} serves {request.model}")
         self.told.append((pod, dp_rank, request, list(produced)))
-
-    def promise(
-        self,
-        pod: PodId,
-        request: Request,
-        *,
-        dp_rank: int = 0,
-        junction: int = 0,
-        sparse_windows: bool = False,
-    ) -> int:
-        del request, junction, sparse_windows
-        self.promised.append((pod, dp_rank))
-        return len(self.promised)
 
     def withdraw(self, promise: int) -> bool:
         self.withdrawn.append(self.promised[promise - 1])

@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from httpx import Response
-from kvbraid.errors import UnknownError
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
-from kvbraid.fleet import FleetIndex, Request
+from kvbraid.fleet import FleetIndex, Request, Scores, Seen
 from kvbraid.ids import PodId, PodState
 from kvbraid.policy import BASELINES, RouterOptions, Seconds
 from kvbraid.policy import Terms as PolicyTerms
@@ -18,6 +18,7 @@ from kvbraid.service.answers import CostTerms
 from kvbraid.service.config import Limits, ServerOptions
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
+from kvbraid.service.http.routes import Call, Context, pick_at_once
 from kvbraid.service.picking import MOST_FALLBACKS, Picking
 from kvbraid.service.registry import Service
 from kvbraid.service.routing import Routing
@@ -39,11 +40,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Remembered(NamedTuple):
-    tokens: int
-    num_forgotten: int
 
 
 class Fleet:
@@ -88,11 +84,12 @@ class Fleet:
 class RememberingIndex(FleetIndex):
     """Remembers so many tokens of each prompt, or nothing."""
 
-    remembered = Remembered(160, 0)
+    remembered = Seen(160, 0, 0)
 
-    def seen(self, request: Request) -> Any:  # noqa: ANN401 - as the index says it
-        del request
-        return self.remembered
+    def score(self, request: Request, *, with_seen: bool = False) -> Scores:
+        scores = super().score(request, with_seen=with_seen)
+        scores.seen = self.remembered
+        return scores
 
 
 def fleet_of(
@@ -505,6 +502,26 @@ def test_picks_and_reports_of_several_data_planes_at_once_leave_nothing(fleet: F
     assert sum(fleet.metrics("kvbraid_picks_total").values()) == 4 * 20
 
 
+def test_a_short_pick_is_made_on_the_loop_unless_another_thread_is_choosing() -> None:
+    class Watched(RememberingIndex):
+        threads: ClassVar[list[int]] = []
+
+        def score(self, request: Request, *, with_seen: bool = False) -> Scores:
+            self.threads.append(threading.get_ident())
+            return super().score(request, with_seen=with_seen)
+
+    for fleet in fleet_of(index=Watched()):
+        fleet.pick()
+        assert fleet.client.portal is not None
+        assert Watched.threads == [fleet.client.portal.call(threading.get_ident)]
+        context = cast("Context", SimpleNamespace(service=fleet.service))
+        call = Call(b'{"model":"m","token_ids":[1]}')
+        with fleet.service.picking._router._lock:
+            assert pick_at_once(context, call) is None
+        assert pick_at_once(context, call) is not None
+        assert pick_at_once(context, Call(bytes(1_000_000))) is None
+
+
 # ---- from prompts to what was delivered ------------------------------------------------------
 
 
@@ -590,7 +607,7 @@ def test_the_sums_are_of_tokens_and_the_same_in_every_place() -> None:
         for name, cached in (("1", 96), ("2", None)):
             fleet.pick(request_id=name, candidates=["b"])
             fleet.report(name, "end", **({} if cached is None else {"cached_tokens": cached}))
-        index.remembered = Remembered(32, 1)
+        index.remembered = Seen(32, 0, 1)
         fleet.pick(request_id="3", candidates=["b"], token_ids=[*PROMPT[:96], 7])
         fleet.report("3", "end", cached_tokens=0)
         fleet.pick(request_id="4")
@@ -623,14 +640,18 @@ def test_the_sums_are_of_tokens_and_the_same_in_every_place() -> None:
         }  # fmt: skip
 
 
-def test_a_model_that_is_removed_meanwhile_is_on_no_rung() -> None:
-    class Gone(RememberingIndex):
-        def seen(self, request: Request) -> Any:  # noqa: ANN401 - as the index says it
-            raise UnknownError(request.model)
+def test_a_pod_that_is_removed_meanwhile_is_promised_nothing() -> None:
+    class Gone(FleetIndex):
+        def score(self, request: Request, *, with_seen: bool = False) -> Scores:
+            scores = super().score(request, with_seen=with_seen)
+            self.remove(PodId("a"))
+            self.remove(PodId("b"))
+            return scores
 
     for fleet in fleet_of(index=Gone()):
         fleet.pick(request_id="r")
-        assert fleet.reported("r", "end", cached_tokens=0)["ladder"] is None
+        assert fleet.metrics("kvbraid_pick_bookings_total")['{what="removed_meanwhile"}'] == 1
+        assert fleet.reported("r", "end", cached_tokens=0)["ladder"] is not None
 
 
 # ---- what is refused ------------------------------------------------------------------------

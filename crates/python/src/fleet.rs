@@ -3,10 +3,15 @@
 mod arguments;
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
-use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, Row, ScoreRequest, State};
+use kvbraid_core::fleet::{
+    Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row, ScoreRequest,
+    SeenBefore, State,
+};
 use kvbraid_core::spec::GroupSpec;
 use kvbraid_core::{Error, Result};
 use parking_lot::MutexGuard;
@@ -18,8 +23,13 @@ use crate::errors::to_python;
 use crate::shared_index::SharedIndex;
 use crate::tokens::PromptArg;
 
+/// So many tokens are promised in a few microseconds once their keys are known.
+const BRIEF_TOKENS: usize = 32_768;
+
 /// The counts of stored, removed, cleared and refused.
 type AppliedTuple = (u64, u64, u64, u64);
+/// The tokens that were ever shown; how many boundaries are remembered, how many were forgotten.
+type SeenTuple = (u32, u64, u64);
 /// Index, kind, block size, window, chunk, eagle.
 type GroupTuple = (
     Option<u16>,
@@ -52,21 +62,50 @@ pub(crate) struct FleetCore {
     index: SharedIndex,
 }
 
-/// One answer, which can be read as JSON.
+/// One answer, which can be read as JSON, with its request, which can be promised.
 #[pyclass(frozen, module = "kvbraid._native")]
 pub(crate) struct FleetAnswer {
-    model: String,
-    num_tokens: usize,
+    request: RequestArg,
+    tokens: PromptArg,
     answer: Answer,
+    seen: Option<SeenBefore>,
+    keys: RequestKeys,
 }
 
 impl FleetAnswer {
-    fn of(model: String, tokens: &PromptArg, answer: Answer) -> Self {
+    fn of(request: RequestArg, tokens: PromptArg, asked: Asked) -> Self {
         Self {
-            model,
-            num_tokens: tokens.tokens().len(),
-            answer,
+            request,
+            tokens,
+            answer: asked.answer,
+            seen: asked.seen,
+            keys: asked.keys,
         }
+    }
+}
+
+/// The ranks of an answer. It equals that of another answer if it is the very same list.
+#[pyclass(frozen, eq, hash, module = "kvbraid._native")]
+pub(crate) struct FleetRoster(Arc<[Member]>);
+
+impl PartialEq for FleetRoster {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Hash for FleetRoster {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.0).hash(state);
+    }
+}
+
+#[pymethods]
+impl FleetRoster {
+    /// The pod and the rank of each row.
+    fn ranks(&self) -> Vec<(&str, u32)> {
+        let members = self.0.iter();
+        members.map(|m| (m.pod.as_ref(), m.dp_rank)).collect()
     }
 }
 
@@ -74,14 +113,14 @@ impl FleetAnswer {
 impl FleetAnswer {
     /// The body of the HTTP answer: a row for every rank.
     fn to_json<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let body = py.detach(|| self.answer.to_json(&self.model, self.num_tokens));
+        let num_tokens = self.tokens.tokens().len();
+        let body = py.detach(|| self.answer.to_json(&self.request.model, num_tokens));
         PyBytes::new(py, &body)
     }
 
-    /// The pod and the rank of each row.
-    fn ranks(&self) -> Vec<(&str, u32)> {
-        let roster = self.answer.roster.iter();
-        roster.map(|m| (m.pod.as_ref(), m.dp_rank)).collect()
+    /// The ranks of the rows.
+    fn roster(&self) -> FleetRoster {
+        FleetRoster(Arc::clone(&self.answer.roster))
     }
 
     /// For each row the place of its state among all states, as a byte.
@@ -110,6 +149,11 @@ impl FleetAnswer {
         })
     }
 
+    /// What was ever shown of the prompt, as `FleetCore.seen` says it, if it was asked for.
+    fn seen(&self) -> Option<SeenTuple> {
+        self.seen.map(seen_tuple)
+    }
+
     fn __len__(&self) -> usize {
         self.answer.rows.len()
     }
@@ -123,6 +167,15 @@ impl FleetCore {
         change: impl FnOnce(&mut Index) -> Result<T> + Send,
     ) -> PyResult<T> {
         py.detach(|| self.index.change(change)).map_err(to_python)
+    }
+
+    /// Does what takes a few microseconds: at once, unless another thread has the index. To release
+    /// the interpreter would take longer, because who asks for it back waits for other threads.
+    fn briefly<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Index) -> T + Send) -> T {
+        if let Some(mut index) = self.index.try_ask() {
+            return work(&mut index);
+        }
+        py.detach(|| work(&mut self.index.ask()))
     }
 }
 
@@ -144,6 +197,10 @@ fn applied_tuple(applied: Applied) -> AppliedTuple {
         applied.cleared,
         applied.refused,
     )
+}
+
+fn seen_tuple(seen: SeenBefore) -> SeenTuple {
+    (seen.tokens, seen.num_remembered, seen.num_forgotten)
 }
 
 /// The same error, saying which of several requests it is about.
@@ -299,13 +356,41 @@ impl FleetCore {
         let rank = (rank.0.as_str(), rank.1);
         ask(py, &request, &tokens, |request| {
             let mut index = self.index.ask();
-            index.promise(rank, request, junction, sparse_windows)
+            index.promise(
+                rank,
+                (request, &RequestKeys::default()),
+                junction,
+                sparse_windows,
+            )
         })
+    }
+
+    /// The same for a request that was answered, with the keys of the answer.
+    fn promise_answered(
+        &self,
+        py: Python<'_>,
+        rank: (String, u32),
+        answer: PyRef<'_, FleetAnswer>,
+        junction: u32,
+        sparse_windows: bool,
+    ) -> PyResult<u64> {
+        let (rank, answer) = ((rank.0.as_str(), rank.1), &*answer);
+        let promise = |index: &mut Index| {
+            answer.request.with(&answer.tokens, |request| {
+                index.promise(rank, (request, &answer.keys), junction, sparse_windows)
+            })
+        };
+        let promised = if answer.tokens.tokens().len() <= BRIEF_TOKENS {
+            self.briefly(py, promise)
+        } else {
+            py.detach(|| promise(&mut self.index.ask()))
+        };
+        promised.map_err(to_python)
     }
 
     /// Whether the promise still counted.
     fn withdraw(&self, py: Python<'_>, promise: u64) -> bool {
-        py.detach(|| self.index.ask().withdraw(promise))
+        self.briefly(py, |index| index.withdraw(promise))
     }
 
     /// The number of promises that count.
@@ -313,15 +398,8 @@ impl FleetCore {
         py.detach(|| self.index.ask().num_promised())
     }
 
-    /// The tokens that were ever shown; how many boundaries are remembered, how many were forgotten.
-    fn seen(
-        &self,
-        py: Python<'_>,
-        request: RequestArg,
-        tokens: PromptArg,
-    ) -> PyResult<(u32, u64, u64)> {
-        let seen = ask(py, &request, &tokens, |request| self.index.seen(request))?;
-        Ok((seen.tokens, seen.num_remembered, seen.num_forgotten))
+    fn seen(&self, py: Python<'_>, request: RequestArg, tokens: PromptArg) -> PyResult<SeenTuple> {
+        ask(py, &request, &tokens, |request| self.index.seen(request)).map(seen_tuple)
     }
 
     fn score(
@@ -329,11 +407,12 @@ impl FleetCore {
         py: Python<'_>,
         request: RequestArg,
         tokens: PromptArg,
+        with_seen: bool,
     ) -> PyResult<FleetAnswer> {
-        let answer = ask(py, &request, &tokens, |request| {
-            self.index.ask().score(request)
+        let asked = ask(py, &request, &tokens, |request| {
+            self.index.score(request, with_seen)
         })?;
-        Ok(FleetAnswer::of(request.model, &tokens, answer))
+        Ok(FleetAnswer::of(request, tokens, asked))
     }
 
     /// The answers of several requests, in order, each as `score` gives it. Between two of them the
@@ -357,7 +436,7 @@ impl FleetCore {
             let mut index = self.index.ask();
             let answer = |(number, (request, tokens)): (usize, &(RequestArg, PromptArg))| {
                 MutexGuard::bump(&mut index);
-                let answer = request.with(tokens, |request| index.score(request));
+                let answer = request.with(tokens, |request| index.ask(request, false));
                 answer.map_err(|error| (number, error))
             };
             let asked = asked.iter().enumerate();
@@ -368,7 +447,7 @@ impl FleetCore {
         let answers = answers.map_err(|(number, error)| numbered(py, number, &to_python(error)))?;
         let answered = asked.into_iter().zip(answers);
         Ok(answered
-            .map(|((request, tokens), answer)| FleetAnswer::of(request.model, &tokens, answer))
+            .map(|((request, tokens), answer)| FleetAnswer::of(request, tokens, answer))
             .collect())
     }
 
@@ -381,9 +460,9 @@ impl FleetCore {
     ) -> PyResult<Option<FleetAnswer>> {
         let answer = ask(py, &request, &tokens, |request| {
             let index = self.index.try_ask();
-            index.map(|mut index| index.score(request)).transpose()
+            index.map(|mut index| index.ask(request, false)).transpose()
         })?;
-        Ok(answer.map(|answer| FleetAnswer::of(request.model, &tokens, answer)))
+        Ok(answer.map(|answer| FleetAnswer::of(request, tokens, answer)))
     }
 
     /// The answer; and for each row the reason why its state is not exact, and the strips of its
@@ -403,7 +482,13 @@ impl FleetCore {
         let whys = whys
             .map(|(reason, strip)| (reason, strip.into_iter().map(strip_tuple).collect()))
             .collect();
-        let answer = FleetAnswer::of(request.model, &tokens, explained.answer);
+        let answer = FleetAnswer {
+            request,
+            tokens,
+            answer: explained.answer,
+            seen: None,
+            keys: RequestKeys::default(),
+        };
         Ok((answer, whys))
     }
 
@@ -434,5 +519,6 @@ impl FleetCore {
 /// Adds the classes to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FleetCore>()?;
-    module.add_class::<FleetAnswer>()
+    module.add_class::<FleetAnswer>()?;
+    module.add_class::<FleetRoster>()
 }

@@ -8,7 +8,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Applied, Index, RankInfo, SLICE, ScoreRequest, SeenBefore};
+use kvbraid_core::fleet::{Applied, Asked, Index, RankInfo, SLICE, ScoreRequest, SeenBefore};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A longer payload is decoded without holding the index, because that takes a millisecond or more.
@@ -48,13 +48,31 @@ impl SharedIndex {
     /// What was ever shown of a request. What was shown since the last such question is settled first,
     /// one portion at a time.
     pub(crate) fn seen(&self, request: &ScoreRequest<'_>) -> Result<SeenBefore, Error> {
+        self.settled().seen(request)
+    }
+
+    /// Answers a request; if `with_seen`, what was ever shown of it, too.
+    pub(crate) fn score(
+        &self,
+        request: &ScoreRequest<'_>,
+        with_seen: bool,
+    ) -> Result<Asked, Error> {
+        let mut index = if with_seen {
+            self.settled()
+        } else {
+            self.ask()
+        };
+        index.ask(request, with_seen)
+    }
+
+    fn settled(&self) -> MutexGuard<'_, Index> {
         let mut index = self.ask();
         let mut before = usize::MAX;
         loop {
             let left = index.settle_seen(SLICE);
             // Whoever has the index in the meantime may show more than was settled.
             if left == 0 || left >= before {
-                return index.seen(request);
+                return index;
             }
             before = left;
             MutexGuard::bump(&mut index);

@@ -5,11 +5,12 @@ Frozen data; every number is in tokens unless its name says otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from kvbraid._native import FleetAnswer
+from kvbraid._native import FleetAnswer, FleetCore, FleetRoster
 from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.spec import SpecKind
 
@@ -98,40 +99,15 @@ class Columns:
 _STATES: Final = tuple(PodState)
 
 
-class Scores:
-    """One scored request, with a row for every rank asked for. Reading `rows` builds them."""
+@lru_cache(maxsize=16)
+def _ranks(roster: FleetRoster) -> tuple[tuple[PodId, int], ...]:
+    """Return the ranks of a model, which are the same until one of its pods comes or goes."""
+    return tuple(cast("list[tuple[PodId, int]]", roster.ranks()))
 
-    def __init__(self, native: FleetAnswer) -> None:
-        self._native = native
 
-    @property
-    def rows(self) -> list[PodScore]:
-        """One row per rank, in the order of pod names."""
-        return _DECODER.decode(self._native.to_json()).pods
-
-    def columns(self) -> Columns:
-        """Return the numbers of all rows, in their order, and what was promised."""
-        native = self._native
-        numbers = [cast("Sequence[int]", memoryview(c).cast("I")) for c in native.columns()]
-        lower, upper, expected, present, soon, expected_soon, present_soon = numbers
-        return Columns(
-            ranks=cast("list[tuple[PodId, int]]", native.ranks()),
-            states=[_STATES[state] for state in native.states()],
-            lower=lower,
-            upper=upper,
-            expected=expected,
-            present=present,
-            soon=soon,
-            expected_soon=expected_soon,
-            present_soon=present_soon,
-        )
-
-    def to_json(self) -> bytes:
-        """Return the body of a `/v1/score` answer: the same rows, as JSON."""
-        return self._native.to_json()
-
-    def __len__(self) -> int:
-        return len(self._native)
+@lru_cache(maxsize=16)
+def _states(told: bytes) -> tuple[PodState, ...]:
+    return tuple(_STATES[state] for state in told)
 
 
 class Seen(NamedTuple):
@@ -145,6 +121,60 @@ class Seen(NamedTuple):
     tokens: int
     num_remembered: int
     num_forgotten: int
+
+
+class Scores:
+    """One scored request, with a row for every rank asked for. Reading `rows` builds them.
+
+    It keeps the request's ids until it is dropped. `seen` is that of `FleetIndex.seen`, if the
+    call asked for it, as of the same moment; else None.
+    """
+
+    def __init__(self, native: FleetAnswer, core: FleetCore) -> None:
+        self._native = native
+        self._core = core
+        told = native.seen()
+        self.seen = None if told is None else Seen._make(told)
+
+    @property
+    def rows(self) -> list[PodScore]:
+        """One row per rank, in the order of pod names."""
+        return _DECODER.decode(self._native.to_json()).pods
+
+    def columns(self) -> Columns:
+        """Return the numbers of all rows, in their order, and what was promised."""
+        native = self._native
+        numbers = [cast("Sequence[int]", memoryview(c).cast("I")) for c in native.columns()]
+        lower, upper, expected, present, soon, expected_soon, present_soon = numbers
+        return Columns(
+            ranks=_ranks(native.roster()),
+            states=_states(native.states()),
+            lower=lower,
+            upper=upper,
+            expected=expected,
+            present=present,
+            soon=soon,
+            expected_soon=expected_soon,
+            present_soon=present_soon,
+        )
+
+    def promise(
+        self, pod: PodId, *, dp_rank: int = 0, junction: int = 0, sparse_windows: bool = False
+    ) -> int:
+        """Promise the request to a rank, as `FleetIndex.promise`, without hashing it again.
+
+        Raises:
+            UnknownError: The pod or rank is not registered any longer.
+        """
+        rank = (pod, dp_rank)
+        return self._core.promise_answered(rank, self._native, junction, sparse_windows)
+
+    def to_json(self) -> bytes:
+        """Return the body of a `/v1/score` answer: the same rows, as JSON."""
+        return self._native.to_json()
+
+    def __len__(self) -> int:
+        return len(self._native)
 
 
 class KnownGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -280,8 +280,10 @@ class FleetIndex:
             refuse_request(request)
             raise
 
-    def score(self, request: Request) -> Scores:
+    def score(self, request: Request, *, with_seen: bool = False) -> Scores:
         """Say what every rank of the model could reuse. May place undecided hashes for good.
+
+        `with_seen` asks for `Scores.seen`, too, which costs little beside the scores.
 
         Raises:
             UnknownError: No pod serves the model, or a pod asked for does not. (For such a pod,
@@ -290,11 +292,11 @@ class FleetIndex:
                 value of another field.
         """
         try:
-            answer = self._core.score(request, request.token_ids)
+            answer = self._core.score(request, request.token_ids, with_seen)
         except NOT_TAKEN:
             refuse_request(request)
             raise
-        return Scores(answer)
+        return Scores(answer, self._core)
 
     def score_many(self, requests: Iterable[Request]) -> list[Scores]:
         """Score several requests in one call: one answer each, in order, as `score` gives it.
@@ -312,7 +314,7 @@ class FleetIndex:
             for place, request in enumerate(given):
                 refuse_request(request, f"requests[{place}]: ")
             raise
-        return [Scores(answer) for answer in answers]
+        return [Scores(answer, self._core) for answer in answers]
 
     async def score_async(self, request: Request) -> Scores:
         """Score without holding up an event loop of asyncio: at once if short, else on a thread.
@@ -337,7 +339,7 @@ class FleetIndex:
         except NOT_TAKEN:
             refuse_request(request)
             raise
-        return None if answer is None else Scores(answer)
+        return None if answer is None else Scores(answer, self._core)
 
     def explain(self, request: Request) -> Explanation:
         """Explain every rank's answer under the exact strategy, group by group.
@@ -353,7 +355,7 @@ class FleetIndex:
             refuse_request(request)
             raise
         rows = []
-        for score, (reason, groups) in zip(Scores(answer).rows, whys, strict=True):
+        for score, (reason, groups) in zip(Scores(answer, self._core).rows, whys, strict=True):
             rows.append(
                 PodExplanation(
                     pod=score.pod,

@@ -23,6 +23,7 @@ True
 In reading order:
 
     seconds    what a prompt costs a pod, in seconds
+    asking     what the router asks of an index
     view       what is known about the candidates when one is chosen
     costs      the rule of kvbraid: waiting, prefill, and what both cost others
     baselines  the published rules of other routers, with the same interface
@@ -32,6 +33,7 @@ In reading order:
     router     the face: requests come, ranks are chosen, reports come back
 """
 
+from kvbraid.policy.asking import Promisable, Promising, Remembered
 from kvbraid.policy.baselines import BASELINES
 from kvbraid.policy.bookings import Bookings
 from kvbraid.policy.costs import CostOptions, CostRule, Terms
@@ -48,6 +50,9 @@ __all__ = [
     "CostRule",
     "Decision",
     "FleetView",
+    "Promisable",
+    "Promising",
+    "Remembered",
     "Router",
     "RouterOptions",
     "RoutingPolicy",

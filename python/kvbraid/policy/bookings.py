@@ -82,7 +82,8 @@ class _Line:
         if not self.waiting:
             return 0.0
         front = self.front
-        done = min(max(now - self.since, 0.0), front.seconds)
+        done = now - self.since
+        done = 0.0 if done < 0.0 else min(done, front.seconds)
         if not self.urgent and front.priority <= priority:
             return max(self.seconds - done, 0.0)
         before = sum(b.seconds for b in self.waiting.values() if b.priority <= priority)
@@ -166,14 +167,16 @@ class Bookings:
 
     def loads(self, ranks: Sequence[RankId], now: float, priority: int = 0) -> "Loads":
         """Return what stands before each of the ranks, in their order."""
-        lines = [self._lines.get(rank) for rank in ranks]
-        return Loads(
-            wait=[line.wait(now, priority) if line else 0.0 for line in lines],
-            running=[line.running if line else 0 for line in lines],
-            running_tokens=[line.tokens if line else 0 for line in lines],
-            waiting=[len(line.waiting) if line else 0 for line in lines],
-            waiting_tokens=[line.computes if line else 0 for line in lines],
-        )
+        num = len(ranks)
+        loads = Loads([0.0] * num, [0] * num, [0] * num, [0] * num, [0] * num)
+        wait, running, running_tokens, waiting, waiting_tokens = loads
+        for row, line in enumerate(map(self._lines.get, ranks)):
+            if line is not None:
+                running[row], running_tokens[row] = line.running, line.tokens
+                if line.waiting:
+                    wait[row] = line.wait(now, priority)
+                    waiting[row], waiting_tokens[row] = len(line.waiting), line.computes
+        return loads
 
     def running(self, rank: RankId) -> int:
         """Return the number of requests in flight at a rank."""

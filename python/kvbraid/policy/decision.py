@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from kvbraid.fleet import Columns
 from kvbraid.ids import PodState
+from kvbraid.policy.asking import Remembered
 from kvbraid.policy.costs import CostRule, Terms
 from kvbraid.policy.view import FleetView, RankId, RoutingPolicy
 
@@ -19,7 +20,8 @@ class Decision:
 
     `lower` and `upper` bound what the rank can reuse now: they promise, while `view.resumable`,
     from which the cost comes, also counts what is in flight. `columns` has every rank of the
-    model, also those that were left out; the chosen one is in its `row`. `lifted` names the
+    model, also those that were left out; the chosen one is in its `row`. `seen` is what was ever
+    there of the prompt, before this decision, if the router asks for that. `lifted` names the
     filters that would have left nobody, and `left_out` counts the ranks that each of the others
     left out.
     """
@@ -31,6 +33,7 @@ class Decision:
     place: int
     columns: Columns
     row: int
+    seen: Remembered | None
     lower: int
     upper: int
     state: PodState

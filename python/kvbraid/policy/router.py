@@ -15,8 +15,9 @@ from threading import Lock
 from typing import Final
 
 from kvbraid.errors import NoRankError, UnknownError, shortened
-from kvbraid.fleet import Columns, FleetIndex, Request
+from kvbraid.fleet import Columns, Request
 from kvbraid.ids import PodId, PodState, Tier
+from kvbraid.policy.asking import Promisable, Promising
 from kvbraid.policy.bookings import Booking, Bookings
 from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
@@ -48,6 +49,7 @@ class RouterOptions:
 
     A rank whose next first token is `stuck_s` late is left out while there are others. `arrivals`
     is over how many requests load is averaged; `sparse_windows` is that of `FleetIndex.promise`.
+    With `with_seen`, decisions say what was ever there of a prompt (`FleetIndex.seen`).
     """
 
     in_flight: bool = True
@@ -59,6 +61,7 @@ class RouterOptions:
     most_bookings: int = 65_536
     arrivals: int = 100
     sparse_windows: bool = False
+    with_seen: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no router can work with."""
@@ -95,7 +98,7 @@ class Router:
 
     def __init__(
         self,
-        index: FleetIndex,
+        index: Promising,
         policy: RoutingPolicy | None = None,
         *,
         seconds: Mapping[str, Seconds] | None = None,
@@ -165,7 +168,8 @@ class Router:
             seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
             if seconds.per_loaded_token and request.tiers is None:
                 request = replace(request, tiers=_ALL_TIERS)
-            columns = self._index.score(request).columns()
+            scores = self._index.score(request, with_seen=self._options.with_seen)
+            columns = scores.columns()
             chosen = self._candidates(columns, request, now, candidates)
             view = self._view(columns, chosen.rows, request, now, priority)
             if num_tokens and not len(request.token_ids):
@@ -181,6 +185,7 @@ class Router:
                 place=place,
                 columns=columns,
                 row=row,
+                seen=scores.seen,
                 lower=columns.lower[row],
                 upper=columns.upper[row],
                 state=columns.states[row],
@@ -188,7 +193,7 @@ class Router:
                 left_out=chosen.left_out,
                 seconds_given=request.model in self._seconds,
             )
-            self._book(decision, columns.present_soon[row], now, priority)
+            self._book(decision, scores, now, priority)
             return decision
 
     def _candidates(
@@ -235,7 +240,8 @@ class Router:
         every = self._bookings.loads(columns.ranks, now, priority)
         loads = every if is_whole else every.of(rows)
         load = self._loads.setdefault(request.model, _Load())
-        busy = sum(map(bool, every.waiting)) / len(columns.ranks)
+        num = len(columns.ranks)
+        busy = (num - every.waiting.count(0)) / num
         load.arrive(now, busy, self._options.arrivals)
         seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
         loaded = [0] * len(rows)
@@ -258,7 +264,7 @@ class Router:
             waiting_tokens=loads.waiting_tokens,
             usage=usage,
             busy=min(load.busy, BUSIEST),
-            rate=1 / (load.gap_s * len(columns.ranks)) if load.gap_s else 0.0,
+            rate=1 / (load.gap_s * num) if load.gap_s else 0.0,
             seconds=seconds,
             chance=self._chance,
         )
@@ -278,7 +284,7 @@ class Router:
             return self._chance.choice(near)
         return max(near, key=lambda place: _affinity(session, view.ranks[place]))
 
-    def _book(self, decision: Decision, junction: int, now: float, priority: int) -> None:
+    def _book(self, decision: Decision, scores: Promisable, now: float, priority: int) -> None:
         self._counts["picked"] += 1
         view, options, resumable = decision.view, self._options, decision.resumable
         if len(self._bookings) >= options.most_bookings:
@@ -298,16 +304,15 @@ class Router:
             note=self._note(decision) if self._note is not None else None,
         )
         if options.in_flight:
-            booking.promise = self._promise(decision.rank, view.request, junction)
+            junction = decision.columns.present_soon[decision.row]
+            booking.promise = self._promise(decision.rank, scores, junction)
         self._bookings.add(decision.name, booking)
 
-    def _promise(self, rank: RankId, request: Request, junction: int) -> int | None:
+    def _promise(self, rank: RankId, scores: Promisable, junction: int) -> int | None:
         pod, dp_rank = rank
         sparse = self._options.sparse_windows
         try:
-            return self._index.promise(
-                pod, request, dp_rank=dp_rank, junction=junction, sparse_windows=sparse
-            )
+            return scores.promise(pod, dp_rank=dp_rank, junction=junction, sparse_windows=sparse)
         except UnknownError:  # The pod was removed meanwhile: its data plane will say so.
             self._counts["removed_meanwhile"] += 1
             return None
@@ -381,6 +386,11 @@ class Router:
     def counts(self) -> dict[str, int]:
         """Return how often each thing has happened that is counted."""
         return dict(self._counts)
+
+    @property
+    def is_choosing(self) -> bool:
+        """Whether a thread is choosing or reporting now, for which others have to wait."""
+        return self._lock.locked()
 
     def num_booked(self) -> int:
         """Return how many requests are in flight."""

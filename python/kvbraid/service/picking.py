@@ -8,14 +8,14 @@ outside, and nothing is kept by them longer than a booking is.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from heapq import nsmallest
 from math import isfinite
 from threading import Lock
-from typing import Final, cast
+from typing import Final
 from uuid import uuid4
 
-from kvbraid.errors import UnknownError
-from kvbraid.fleet import FleetIndex, Request
+from kvbraid.fleet import Request
 from kvbraid.ids import PodId
 from kvbraid.policy import Decision, Router, Standing, Terms
 from kvbraid.policy.bookings import Booking
@@ -34,7 +34,7 @@ from kvbraid.service.ladder import Ladder
 from kvbraid.service.ports import Index
 from kvbraid.service.requests import PickEvent, PickRequest, RankBody, ReportBody
 from kvbraid.service.routing import Routing
-from kvbraid.service.rungs import Delivery, Remembers, Rungs, rungs_of
+from kvbraid.service.rungs import Delivery, Rungs, rungs_of
 
 MOST_FALLBACKS: Final = 3
 """How many ranks an answer names besides the chosen one."""
@@ -86,13 +86,12 @@ class Picking:
     ) -> None:
         routing = routing or Routing()
         self._router = Router(
-            cast("FleetIndex", index),  # The router asks for nothing that `Index` does not have.
+            index,
             routing.make_policy(),
             seconds=routing.seconds,
-            options=routing.options,
-            note=self._rungs,
+            options=replace(routing.options, with_seen=True),
+            note=rungs_of,
         )
-        self._memory = index if isinstance(index, Remembers) else None
         self._clock = clock
         self._lock = Lock()
         self._serving: dict[PodId, Serving] = {}
@@ -225,6 +224,11 @@ class Picking:
         rungs = None if booking is None else booking.note
         return rungs if isinstance(rungs, Rungs) else None
 
+    @property
+    def is_choosing(self) -> bool:
+        """Whether another thread is being told its choice, for which `pick` would wait."""
+        return self._router.is_choosing
+
     def num_booked(self) -> int:
         """Return how many requests are in flight."""
         return self._router.num_booked()
@@ -243,15 +247,6 @@ class Picking:
     def _note(self, event: str, status: str) -> None:
         with self._lock:
             self.reports[event, status] += 1
-
-    def _rungs(self, decision: Decision) -> Rungs | None:
-        """Keep with a booking what the ladder has to know, before it counts as seen itself."""
-        memory = self._memory
-        try:
-            seen = None if memory is None else memory.seen(decision.view.request)
-        except UnknownError:  # All pods of the model were removed meanwhile.
-            return None
-        return rungs_of(decision, seen)
 
     def _deliver(self, booking: Booking, told: ReportBody) -> RequestLadder | None:
         prompt, rungs = booking.tokens, booking.note

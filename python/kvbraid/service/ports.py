@@ -8,21 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kvbraid.engine import EngineProfile
-from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
+from kvbraid.policy import Promisable, Promising
 from kvbraid.service.config import Followed
 from kvbraid.spec import Topology
 
 
-class ScoredRequest(Protocol):
+class ScoredRequest(Promisable, Protocol):
     """One scored request."""
 
     def to_json(self) -> bytes:
         """Return the body of a /v1/score answer."""
-
-    def columns(self) -> Columns:
-        """Return the numbers of all rows, and what was promised."""
 
 
 class ExplainedRequest(Protocol):
@@ -33,7 +30,7 @@ class ExplainedRequest(Protocol):
         """One row per pod and rank, with the attributes of `answers.ExplainRow`."""
 
 
-class Index(Protocol):
+class Index(Promising, Protocol):
     """The part of `FleetIndex` that the service calls; thread-safe.
 
     Every call may raise a KvbraidError; UnknownError for a model or pod that is not registered.
@@ -59,8 +56,8 @@ class Index(Protocol):
     ) -> None:
         """Note how completely a rank's history is known."""
 
-    def score(self, request: Request) -> ScoredRequest:
-        """Say how much each pod could reuse."""
+    def score(self, request: Request, *, with_seen: bool = False) -> ScoredRequest:
+        """Say how much each pod could reuse, and what was ever there if that is asked."""
 
     def try_score(self, request: Request) -> ScoredRequest | None:
         """As `score`, but None if another thread has the index."""
@@ -69,23 +66,6 @@ class Index(Protocol):
         self, pod: PodId, request: Request, produced: Sequence[int], *, dp_rank: int = 0
     ) -> None:
         """Note that a request was sent to a rank, and that these tokens came back."""
-
-    def promise(
-        self,
-        pod: PodId,
-        request: Request,
-        *,
-        dp_rank: int = 0,
-        junction: int = 0,
-        sparse_windows: bool = False,
-    ) -> int:
-        """Note that a prompt is on its way to a rank; return the promise's number."""
-
-    def withdraw(self, promise: int) -> bool:
-        """End a promise; say whether it still counted."""
-
-    def num_promised(self) -> int:
-        """Return how many promises count."""
 
     def explain(self, request: Request) -> ExplainedRequest:
         """Give the reasons of each pod's answer."""

@@ -9,9 +9,8 @@ and each has exactly one reason. All here are functions of a decision and of a r
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Final, NamedTuple, TypeAlias
 
-from kvbraid.fleet import Request
 from kvbraid.policy import Decision
 
 
@@ -41,29 +40,6 @@ class GapReason(Enum):
     UNCERTAIN = "uncertain"
     NOT_REPORTED = "not_reported"
     UNKNOWN = "unknown"
-
-
-class Remembered(Protocol):
-    """How much of a request was ever there, in tokens, and how much the index has forgotten."""
-
-    @property
-    def tokens(self) -> int:
-        """The longest prefix that was ever shown."""
-        ...
-
-    @property
-    def num_forgotten(self) -> int:
-        """How many boundaries were forgotten; 0: what is not known was never shown."""
-        ...
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """An index that can say what was ever there."""
-
-    def seen(self, request: Request, /) -> Remembered:
-        """Say how much of a request was ever there, whatever became of it."""
-        ...
 
 
 class Gap(NamedTuple):
@@ -110,13 +86,13 @@ class Rungs:
     is_raised: bool
 
 
-def rungs_of(decision: Decision, remembered: Remembered | None) -> Rungs | None:
+def rungs_of(decision: Decision) -> Rungs | None:
     """Read the rungs off a decision; None for an empty prompt.
 
-    A rung may be below the next one: events come between two questions, and what an index cannot
-    follow it guesses. It is raised, and the request says so.
+    A rung may be below the next one, since what an index cannot follow it guesses. It is raised,
+    and the request says so.
     """
-    view, columns = decision.view, decision.columns
+    view, columns, remembered = decision.view, decision.columns, decision.seen
     prompt, chosen = len(view.request.token_ids), columns.expected[decision.row]
     if not prompt:
         return None

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvbraid.fleet import Columns, FleetIndex, Request
+from kvbraid.fleet import Columns, Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.policy import Router
 from kvbraid.service.ladder import MOST_MODELS, Ladder
@@ -38,9 +38,10 @@ class Told:
     """An index that answers with given columns."""
 
     told: Columns
+    seen: Memory | None
 
-    def score(self, request: Request) -> "Told":
-        del request
+    def score(self, request: Request, *, with_seen: bool = False) -> "Told":
+        del request, with_seen
         return self
 
     def columns(self) -> Columns:
@@ -49,8 +50,11 @@ class Told:
     def promise(self, *_: object, **__: object) -> int:
         return 1
 
-    def withdraw(self, _: int) -> bool:
-        return True
+    def withdraw(self, promise: int) -> bool:
+        return promise == 1
+
+    def num_promised(self) -> int:
+        return 1
 
 
 def columns(*rows: tuple[int, int, int, int, int, int]) -> Columns:
@@ -68,9 +72,9 @@ def rungs_at(told: Columns, prompt: int, memory: Memory | None, only: int = 0) -
     """The rungs of a pick among all ranks, or only among the first few."""
     kept: list[Rungs | None] = []
     router = Router(
-        cast("FleetIndex", Told(told)),
+        Told(told, memory),
         chance=Random(1),
-        note=lambda decision: kept.append(rungs_of(decision, memory)),
+        note=lambda decision: kept.append(rungs_of(decision)),
     )
     candidates = told.ranks[:only] if only else None
     router.pick("r", Request(model="m", token_ids=range(prompt)), now=0.0, candidates=candidates)

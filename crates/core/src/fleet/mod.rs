@@ -65,7 +65,7 @@ mod tier;
 
 pub use index::explain::{Explained, GroupStrip, Strip};
 pub use index::info::{GroupInfo, RankInfo};
-pub use index::{Index, Options};
+pub use index::{Asked, Index, Options};
 pub use ingest::intake::{Applied, Intake, SLICE};
 pub use keys::prompt::Prompt;
 pub use pod::catalog::PodConfig;
@@ -73,6 +73,7 @@ pub use pod::page::GroupOfModel;
 pub use pod::publisher::{Hidden, Publisher};
 pub use pod::{Member, PodSpec};
 pub use query::answer::{Answer, Bounds, Exactness, Limiting, Row};
+pub use query::prompt_keys::RequestKeys;
 pub use query::request::{ScoreRequest, Strategy};
 pub use query::seen::SeenBefore;
 pub use rank::counts::Placed;

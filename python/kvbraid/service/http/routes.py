@@ -90,6 +90,16 @@ def pick(context: Context, call: Call) -> Answer:
     return Answer(_encode(service.picking.pick(asked, service.pods)))
 
 
+def pick_at_once(context: Context, call: Call) -> Answer | None:
+    """Choose for a short call; None if another choice is being made on a thread.
+
+    It may wait for a slice of a batch, or for an answer that another thread is given.
+    """
+    if context.service.picking.is_choosing or not is_short(context.service, call):
+        return None
+    return pick(context, call)
+
+
 def picked(context: Context, call: Call) -> Answer:
     """Note a picked request's first token, its end or its failure."""
     told = decode_body(call.body, _REPORT)
@@ -263,7 +273,7 @@ ROUTES: Final = (
         errors=(*_CHANGE_ERRORS, *_READ_ERRORS),
     ),
     Route(
-        method="POST", path="/v1/pick", handler=pick, at_once=never_at_once,
+        method="POST", path="/v1/pick", handler=pick, at_once=pick_at_once,
         body=PickBody, query=PickQuery, changes=True, answers={200: answers.PickAnswer},
         errors=(*_CHANGE_ERRORS, "malformed_body", "invalid_value", "unknown_model",
                 "body_too_large", "too_many_tokens", "too_large", "no_pod"),

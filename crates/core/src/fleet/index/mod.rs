@@ -27,6 +27,7 @@ use crate::fleet::ingest::intake::Intake;
 use crate::fleet::model::Model;
 use crate::fleet::pod::{Member, Pod};
 use crate::fleet::query::answer::{Answer, Row};
+use crate::fleet::query::prompt_keys::RequestKeys;
 use crate::fleet::query::request::{CanonicalBlocks, ResolvedRequest, ScoreRequest, Strategy};
 use crate::fleet::query::search::RequestSearch;
 use crate::fleet::query::seen::{SeenBefore, seen_before};
@@ -110,6 +111,17 @@ impl Options {
     }
 }
 
+/// An answer, and what is kept of its request.
+#[derive(Debug)]
+pub struct Asked {
+    /// What each rank can reuse.
+    pub answer: Answer,
+    /// What was ever shown of the prompt, if that was asked.
+    pub seen: Option<SeenBefore>,
+    /// The keys that the answer was made with.
+    pub keys: RequestKeys,
+}
+
 /// The index of a fleet.
 #[derive(Debug)]
 pub struct Index {
@@ -150,15 +162,29 @@ impl Index {
     /// `Unknown` for a model that is not registered, and for a pod that is not. For such a pod, the
     /// weighted strategy answers with a row without a score instead.
     pub fn score(&mut self, request: &ScoreRequest<'_>) -> Result<Answer> {
+        Ok(self.ask(request, false)?.answer)
+    }
+
+    /// The answer of `score` and, if it is asked for, that of `seen`, with the keys made for both.
+    ///
+    /// # Errors
+    /// The same as for `score`.
+    pub fn ask(&mut self, request: &ScoreRequest<'_>, with_seen: bool) -> Result<Asked> {
         let roster = self.roster(request)?;
         let resolved = self.resolve(request, &roster);
+        if with_seen {
+            self.settle_seen(usize::MAX);
+        }
         let model = self
             .models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
         let mut search = RequestSearch::new(model, &resolved);
         let mut rows = search.rows(&mut self.scratch);
+        let is_whole = request.pods.is_none();
+        let shown = (with_seen && is_whole).then(|| seen_before(&mut search, &self.seen));
         let effort = search.effort.spent();
+        let keys = RequestKeys(search.prompt_keys);
         for (at, member) in roster
             .iter()
             .enumerate()
@@ -168,11 +194,16 @@ impl Index {
             let upper = request.prompt.last_token();
             rows.insert(at, Row::of_nothing(State::Stale, upper, &[resolved.tiers]));
         }
-        Ok(Answer {
+        let answer = Answer {
             roster,
             rows,
             effort,
-        })
+        };
+        let seen = match shown {
+            None if with_seen => Some(self.seen(request)?),
+            shown => shown,
+        };
+        Ok(Asked { answer, seen, keys })
     }
 
     /// How much of a prompt was ever shown to the index, whoever showed it. The pods, tiers and weights
@@ -192,7 +223,10 @@ impl Index {
         let model = models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
-        Ok(seen_before(&mut RequestSearch::new(model, &resolved), seen))
+        let mut search = RequestSearch::new(model, &resolved);
+        // This can place hashes, which makes nodes, so it comes before any node is looked up.
+        search.probe();
+        Ok(seen_before(&mut search, seen))
     }
 
     /// Prepares `seen`: brings at most this many boundaries to where they are found. Returns how many

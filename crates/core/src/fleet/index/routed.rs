@@ -9,7 +9,7 @@ use crate::fleet::keys::prompt::{MediaMark, Prompt};
 use crate::fleet::keys::step::KeyStep;
 use crate::fleet::pod::Member;
 use crate::fleet::presence::SharedPresence;
-use crate::fleet::query::prompt_keys::PromptKeys;
+use crate::fleet::query::prompt_keys::{PromptKeys, RequestKeys};
 use crate::fleet::query::request::ScoreRequest;
 use crate::fleet::query::search::RequestSearch;
 use crate::fleet::query::soon;
@@ -120,14 +120,15 @@ impl Index {
 
     /// Notes that a rank will soon hold a prompt, and returns the number of this promise. `junction`
     /// is how many tokens of it are present there now: an engine with states keeps one there, and one
-    /// at the end. `sparse_windows` says that it keeps windows nowhere else either.
+    /// at the end. `sparse_windows` says that it keeps windows nowhere else either. `known` are keys that
+    /// `ask` has made for this request.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered, and for a pod of another model.
     pub fn promise(
         &mut self,
         (name, dp_rank): (&str, u32),
-        request: &ScoreRequest<'_>,
+        (request, known): (&ScoreRequest<'_>, &RequestKeys),
         junction: u32,
         sparse_windows: bool,
     ) -> Result<u64> {
@@ -142,7 +143,8 @@ impl Index {
         self.num_promises += 1;
         let (id, limit) = (self.num_promises, self.options.promise_limit_bytes);
         let (model, _) = self.locate(name, dp_rank)?;
-        let promise = soon::promise(&mut RequestSearch::new(model, &resolved), column, junction);
+        let mut search = RequestSearch::new(model, &resolved);
+        let promise = soon::promise(&mut search, known, column, junction);
         model.promises.set_sparse(column, sparse_windows);
         if let Some(promise) = promise {
             model.nodes.note_shown(&promise.keys);

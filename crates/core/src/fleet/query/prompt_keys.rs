@@ -1,4 +1,6 @@
 //! One request along one unit of tokens: its keys, and the nodes with those keys.
+//!
+//! Keys do not depend on what the index holds, so they outlive an answer; nodes do not.
 
 use crate::fleet::effort::Effort;
 use crate::fleet::keys::ahead::Lookahead;
@@ -9,6 +11,10 @@ use crate::fleet::keys::texts::SaltId;
 use crate::fleet::limbo::PromptPositions;
 use crate::fleet::presence::nodes::{NodeId, Nodes};
 use crate::prefix::{PrefixKey, Unit, plus};
+
+/// The keys that an index made to answer a request, for what else is said about it there.
+#[derive(Debug, Default)]
+pub struct RequestKeys(pub(in crate::fleet) Vec<PromptKeys>);
 
 /// The boundaries of a request at multiples of one unit. Each has the index's own key of the
 /// prefix there, and the node that is found under this key.

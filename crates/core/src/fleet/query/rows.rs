@@ -95,18 +95,20 @@ impl RequestSearch<'_, '_> {
     ) {
         let keys = self.keys_for(class);
         let class_query = ClassQuery { class, keys };
+        let mut told = Words::default();
         for (index, &set) in rows.tier_sets.iter().enumerate() {
             let words = self.words(class_query, set, false);
             let lower = self.fill_bounds(class_query, index, &words, scratch, rows);
             if index == 0 {
                 self.fill_limits(class_query, &words, &lower, scratch, rows);
-                self.keep_presence(class_query, words, &lower, scratch);
+                self.keep_presence(class_query, &words, &lower, scratch);
+                told = words;
             }
         }
         self.widen(class, scratch, rows);
         self.fill_scores(class_query, scratch, rows);
         if !self.model.promises.is_empty() {
-            soon::fill_coming(self, class_query, scratch, rows);
+            soon::fill_coming(self, class_query, told, scratch, rows);
         }
     }
 
@@ -251,7 +253,7 @@ impl RequestSearch<'_, '_> {
     fn keep_presence(
         &mut self,
         class_query: ClassQuery<'_>,
-        words: Words,
+        words: &Words,
         told: &[u32; HOLDERS],
         scratch: &mut rule::Scratch,
     ) {
@@ -262,7 +264,7 @@ impl RequestSearch<'_, '_> {
         let class = Arc::new(ClassPresence {
             view: class_query.class.view.clone(),
             unit,
-            words,
+            words: words.clone(),
         });
         for (column, bit) in class_query
             .class

@@ -135,7 +135,12 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
 
     /// The salt that the nodes of keys are looked up with; `None` if the request's is not known.
     pub(in crate::fleet) fn salt_on(&self, keys: usize) -> Option<SaltId> {
-        match self.prompt_keys[keys].step() {
+        self.salt_of(self.prompt_keys[keys].step())
+    }
+
+    /// The same for the keys of a step, wherever they are.
+    pub(in crate::fleet) fn salt_of(&self, step: KeyStep) -> Option<SaltId> {
+        match step {
             KeyStep { page: 0, .. } => Some(self.salt),
             KeyStep { lookahead: 1.., .. } => None,
             KeyStep { page, .. } => {

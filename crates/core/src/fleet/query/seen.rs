@@ -19,10 +19,8 @@ pub struct SeenBefore {
     pub num_forgotten: u64,
 }
 
-/// The last boundary of the request that some rank names or that is remembered.
+/// The last boundary of the request that some rank names or that is remembered, after `probe`.
 pub(in crate::fleet) fn seen_before(search: &mut RequestSearch<'_, '_>, seen: &Seen) -> SeenBefore {
-    // This can place hashes, which makes nodes, so it comes before any node is looked up.
-    search.probe();
     let classes = search.model.classes();
     let present = classes.iter().map(|class| class.view.step());
     let steps = search.model.steps.with(present).into_iter();

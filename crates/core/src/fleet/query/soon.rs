@@ -7,6 +7,7 @@
 use smallvec::SmallVec;
 
 use super::by_column::RowsByColumn;
+use super::prompt_keys::RequestKeys;
 use super::search::{ClassQuery, RequestSearch};
 use super::words::Words;
 use crate::divisors::lcm;
@@ -15,10 +16,12 @@ use crate::prefix::PrefixKey;
 use crate::rule::{self, Unknown};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 
-/// Fills in what was promised to the ranks of a class, after their bounds were filled in.
+/// Fills in what was promised to the ranks of a class, after their bounds were filled in from these
+/// words.
 pub(in crate::fleet) fn fill_coming(
     search: &RequestSearch<'_, '_>,
     class_query: ClassQuery<'_>,
+    mut words: Words,
     scratch: &mut rule::Scratch,
     rows: &mut RowsByColumn<'_>,
 ) {
@@ -35,7 +38,9 @@ pub(in crate::fleet) fn fill_coming(
         return;
     };
     let sparse = promises.sparse_of(class.word, class.mask);
-    let mut words = search.words(class_query, search.request.tiers, false);
+    if likely.is_some() {
+        words = search.words(class_query, search.request.tiers, false);
+    }
     for (words, spec) in words.whole.iter_mut().zip(&class.view.topology.groups) {
         add(words, &coming, spec, unit, sparse);
     }
@@ -43,16 +48,24 @@ pub(in crate::fleet) fn fill_coming(
 }
 
 /// What the request promises to a rank. A rank of which no group is known yet is promised nothing.
+/// Keys are made where none are known.
 pub(in crate::fleet) fn promise(
     search: &mut RequestSearch<'_, '_>,
+    known: &RequestKeys,
     column: usize,
     junction: u32,
 ) -> Option<Promise> {
     let classes = search.model.classes();
     let class = classes.iter().find(|class| class.has(column))?;
     let step = search.step_of(class);
-    let at = search.keys(step);
-    let keys: Vec<PrefixKey> = search.node_keys(at)?.collect();
+    let known = known.0.iter().find(|keys| keys.step() == step);
+    let keys: Vec<PrefixKey> = if let Some(known) = known {
+        let salt = search.salt_of(step)?;
+        known.node_keys(search.model.nodes.term(salt)).collect()
+    } else {
+        let at = search.keys(step);
+        search.node_keys(at)?.collect()
+    };
     let grid = grid(&class.view.topology);
     let num_tokens = search.last_token().saturating_add(1);
     let mut kept: SmallVec<[u32; 2]> = SmallVec::new();

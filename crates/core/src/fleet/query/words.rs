@@ -6,7 +6,7 @@ use crate::fleet::pod::view::View;
 use crate::rule::Holdings;
 
 /// The words of one class for one set of tiers, for each group of the topology.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(in crate::fleet) struct Words {
     /// For each group, one word per boundary: the holders of the block that ends there.
     pub(in crate::fleet) whole: Vec<Vec<u64>>,
