@@ -42,12 +42,12 @@ impl FinishedRequest {
     }
 
     pub(crate) fn hint(&self) -> Hint {
-        self.0.hint
+        self.0.by_value.hint
     }
 
     /// Where the steps ended that computed the prompt.
     pub(crate) fn step_ends(&self) -> &[u32] {
-        &self.0.step_ends
+        &self.0.by_value.step_ends
     }
 }
 
@@ -85,9 +85,9 @@ impl Cache {
         ids.iter().try_for_each(|&id| {
             self.with(id, |core, request| {
                 // The hint is for the end, and this is none: the request itself will return.
-                let hint = std::mem::take(&mut request.hint);
+                let hint = std::mem::take(&mut request.by_value.hint);
                 core.give_back(request);
-                request.hint = hint;
+                request.by_value.hint = hint;
                 core.statistics.count_preemption(request);
                 request.roll_back(0);
                 Ok(())

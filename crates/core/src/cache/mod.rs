@@ -5,7 +5,9 @@
 //! takes them.
 //!
 //! - `config` says how a cache is set up, and `group` what distinguishes the kinds of groups.
-//! - `request` is one request: its tokens, hashes and tables. `hint` is what a caller says of its end.
+//! - `hint` is what a caller says of a request's end, and `value_cursor` what retention by value
+//!   remembers of a request.
+//! - `request` is one request: its tokens, hashes and tables.
 //! - `core` is what all requests share.
 //! - `retention` decides what is worth keeping.
 //! - `step` serves requests; begin with its inputs and outputs.
@@ -56,6 +58,7 @@ mod request;
 mod retention;
 mod statistics;
 mod step;
+mod value_cursor;
 
 use hashbrown::HashMap;
 
@@ -157,7 +160,7 @@ impl Cache {
         let mut request = Request::new(id, self.core.groups.len(), new.extra);
         request.tokens = new.tokens;
         request.num_prompt_tokens = new.num_prompt_tokens;
-        request.hint = new.hint;
+        request.by_value.hint = new.hint;
         self.core.hash(&mut request, new.hashes.as_deref())?;
         self.requests.insert(id, Box::new(request));
         self.next_id += 1;

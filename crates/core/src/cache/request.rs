@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use smallvec::SmallVec;
-
 use super::config::HashFunction;
-use super::hint::Hint;
+use super::value_cursor::ValueCursor;
 use crate::blocks::{Author, BlockId, Extra, Source};
 use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest};
@@ -83,15 +81,6 @@ pub(super) enum Life {
     Preempted,
 }
 
-/// What ends when a request ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// A request that had begun something new.
-    Start,
-    /// A request that had continued where another one ended.
-    Turn,
-}
-
 /// How tokens are cut for hashing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HashBlocks {
@@ -114,14 +103,8 @@ pub(super) struct Request {
     /// The boundary where other requests are known to branch off; 0 if there is none.
     pub junction: u32,
     pub life: Life,
-    /// Under retention by value: what ends when the request ends.
-    pub ending: Ending,
-    /// Under retention by value: what was said of whether a later request goes on from the end.
-    pub hint: Hint,
-    /// Under retention by value: the number of tokens up to which checkpoints were looked for.
-    pub num_checked: u32,
-    /// Where the steps ended that computed the prompt.
-    pub step_ends: SmallVec<[u32; 4]>,
+    /// What retention by value remembers of it.
+    pub by_value: ValueCursor,
     tables: Vec<Table>,
     /// Decoding steps that end before this many computed tokens change no table.
     quiet_until: u32,
@@ -140,10 +123,7 @@ impl Request {
             last_step: 0..0,
             junction: 0,
             life: Life::Waits,
-            ending: Ending::Start,
-            hint: Hint::Unknown,
-            num_checked: 0,
-            step_ends: SmallVec::new(),
+            by_value: ValueCursor::default(),
             tables: vec![Table::default(); num_groups],
             quiet_until: 0,
             chain: None,
@@ -326,7 +306,7 @@ impl Request {
 
     /// Gives up all blocks, group by group in the order of their positions.
     pub(super) fn clear_tables(&mut self) -> Vec<Vec<BlockId>> {
-        self.num_checked = 0;
+        self.by_value.rewind(0);
         let tables = self.tables_mut().iter_mut().map(std::mem::take);
         tables.map(|table| table.blocks).collect()
     }

@@ -40,7 +40,7 @@ impl Core {
                 *cached = first.min(*cached);
             }
         }
-        request.num_checked = request.num_checked.min(num_tokens);
+        request.by_value.rewind(num_tokens);
         self.statistics.num_rewound_tokens += u64::from(request.num_computed_tokens - num_tokens);
         request.roll_back(num_tokens);
     }

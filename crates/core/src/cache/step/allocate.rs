@@ -47,7 +47,7 @@ impl Stepper<'_> {
             commit(core, request, end, Some(lengths.total));
         }
         if request.num_computed_tokens < request.num_prompt_tokens {
-            request.step_ends.push(lengths.main);
+            request.by_value.step_ends.push(lengths.main);
         }
         // The commit needs to know where the step began, so this is set last.
         request.note_step(lengths.total, lengths.main);

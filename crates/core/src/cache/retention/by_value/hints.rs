@@ -13,7 +13,8 @@
 use super::value::{Past, Rate};
 use super::{Checkpoints, Node};
 use crate::cache::hint::{HINTS, Hint};
-use crate::cache::request::{Ending, Request};
+use crate::cache::request::Request;
+use crate::cache::value_cursor::Ending;
 use crate::hash::Digest;
 
 /// The weight of an observation falls to 1/e while this many others are made. What callers know
@@ -136,7 +137,8 @@ impl Checkpoints {
     pub(in crate::cache) fn learn_from_finished(&mut self, request: &Request) {
         let end = self.boundaries.settled(request.num_known_computed());
         if let Some(prefix) = request.hash_at(end, self.boundaries.hash_block) {
-            self.returns.note_end(prefix, request.ending, request.hint);
+            self.returns
+                .note_end(prefix, request.by_value.ending, request.by_value.hint);
         }
     }
 

@@ -33,8 +33,9 @@ use crate::blocks::{BlockId, EntryId, Pool};
 use crate::cache::config::{ByValue, CacheConfig, EvictionPolicy, Retention};
 use crate::cache::group::{Group, Kind};
 use crate::cache::hint::Hint;
-use crate::cache::request::{Ending, Request};
+use crate::cache::request::Request;
 use crate::cache::retention::Boundaries;
+use crate::cache::value_cursor::Ending;
 use crate::hash::Digest;
 use hints::Returns;
 use overlaps::Overlaps;
@@ -300,7 +301,7 @@ impl Checkpoints {
         };
         let node = &mut self.nodes[id as usize];
         if id != ROOT && node.children.is_empty() {
-            (node.ending, node.hint) = (request.ending, request.hint);
+            (node.ending, node.hint) = (request.by_value.ending, request.by_value.hint);
             node.has_ended = true;
             node.was_resumed = false;
             self.likelihood.note_candidate(node.past());
@@ -359,7 +360,7 @@ impl Checkpoints {
         node.tail = tail;
         node.is_resumable = true;
         node.origin = origin;
-        (node.ending, node.hint) = (request.ending, request.hint);
+        (node.ending, node.hint) = (request.by_value.ending, request.by_value.hint);
         (node.has_ended, node.was_resumed) = (false, false);
         node.num_resumed = 0;
         node.is_shared = node.children.len() > 1;

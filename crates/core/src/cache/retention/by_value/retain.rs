@@ -52,8 +52,8 @@ impl Checkpoints {
         num_tokens: u32,
     ) {
         let boundary = num_tokens + self.boundaries().replay_tokens;
-        request.ending = self.resume(pool, request, boundary);
-        request.num_checked = boundary;
+        let ending = self.resume(pool, request, boundary);
+        request.by_value.resume(boundary, ending);
     }
 
     /// Notes that more of a request is registered: its tokens up to `num_tokens`.
@@ -66,12 +66,11 @@ impl Checkpoints {
         if !self.are_sparse() {
             return;
         }
-        let (from, to) = (request.num_checked, self.boundaries().settled(num_tokens));
-        if to <= from {
+        let settled = self.boundaries().settled(num_tokens);
+        let Some(passed) = request.by_value.advance(settled) else {
             return;
-        }
-        request.num_checked = to;
-        for (end, origin) in self.expected(request, from + 1..=to) {
+        };
+        for (end, origin) in self.expected(request, passed) {
             if end > 0 {
                 self.keep(pool, request, end, origin);
             }

@@ -13,7 +13,7 @@
 use std::cmp::Ordering;
 
 use crate::cache::config::PrefillCost;
-use crate::cache::request::Ending;
+use crate::cache::value_cursor::Ending;
 
 /// Why a checkpoint was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
