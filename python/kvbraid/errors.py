@@ -52,6 +52,10 @@ class NoRankError(KvbraidError):
     """No rank of the model may be sent a request."""
 
 
+class FullError(NoRankError):
+    """Each rank that may be sent a request has as many in flight as it may have."""
+
+
 class TooLargeError(KvbraidError):
     """Larger than a configured limit."""
 

@@ -29,6 +29,7 @@ In reading order:
     baselines  the published rules of other routers, with the same interface
     bookings   what each rank was sent and has not done yet
     standing   what else is said about a rank, and who may be chosen
+    engine_load  what engines say of their load, and how much of it others have sent
     decision   one choice, with all that it was made from
     router     the face: requests come, ranks are chosen, reports come back
 """
@@ -38,6 +39,7 @@ from kvbraid.policy.baselines import BASELINES
 from kvbraid.policy.bookings import Bookings
 from kvbraid.policy.costs import CostOptions, CostRule, Terms
 from kvbraid.policy.decision import Decision
+from kvbraid.policy.engine_load import EngineLoad
 from kvbraid.policy.router import Router, RouterOptions
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Standing
@@ -49,6 +51,7 @@ __all__ = [
     "CostOptions",
     "CostRule",
     "Decision",
+    "EngineLoad",
     "FleetView",
     "Promisable",
     "Promising",

@@ -50,6 +50,7 @@ class Terms(NamedTuple):
     """The parts of one candidate's cost, in seconds; their sum is the cost."""
 
     wait: float
+    others: float
     prefill: float
     loading: float
     decoding: float
@@ -107,7 +108,8 @@ class CostRule:
             missing = seconds.prefill(tokens, present)  # Work for what is not even present.
             rows.append(
                 Terms(
-                    wait=wait,
+                    wait=wait - view.others[place],
+                    others=view.others[place],
                     prefill=prefill,
                     loading=seconds.per_loaded_token * view.loaded[place],
                     decoding=seconds.decoding(tokens, resumable, view.running[place]),

@@ -14,13 +14,14 @@ from random import Random
 from threading import Lock
 from typing import Final
 
-from kvbraid.errors import NoRankError, UnknownError, shortened
+from kvbraid.errors import FullError, NoRankError, UnknownError, shortened
 from kvbraid.fleet import Columns, Request
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy.asking import Promisable, Promising
 from kvbraid.policy.bookings import Booking, Bookings
 from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
+from kvbraid.policy.engine_load import EngineLoad, EngineLoads
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Candidate, Filtered, Standing, filtered
 from kvbraid.policy.view import FleetView, RankId, RankNames, RoutingPolicy
@@ -47,7 +48,8 @@ class RouterOptions:
     was expected to. A booking without a report is released after `hold_s`, and above
     `most_bookings` the oldest is.
 
-    A rank whose next first token is `stuck_s` late is left out while there are others. `arrivals`
+    A rank whose next first token is `stuck_s` late is left out while there are others. What an
+    engine says of its load counts for `load_age_s`. `arrivals`
     is over how many requests load is averaged; `sparse_windows` is that of `FleetIndex.promise`.
     With `with_seen`, decisions say what was ever there of a prompt (`FleetIndex.seen`).
     """
@@ -58,6 +60,7 @@ class RouterOptions:
     remember_s: float = 120.0
     hold_s: float = 600.0
     stuck_s: float = 30.0
+    load_age_s: float = 5.0
     most_bookings: int = 65_536
     arrivals: int = 100
     sparse_windows: bool = False
@@ -71,10 +74,11 @@ class RouterOptions:
 
 @dataclass(slots=True)
 class _Load:
-    """The load of one model's ranks, averaged over the last arrivals."""
+    """The load of one model's ranks, and what a prefill takes, averaged over the last arrivals."""
 
     busy: float = 0.0
     gap_s: float = 0.0
+    prefill_s: float = 0.0
     last: float | None = None
     count: int = 0
 
@@ -85,6 +89,9 @@ class _Load:
             gap = min(max(now - self.last, 0.0), LONGEST_GAP_S)
             self.gap_s += (gap - self.gap_s) / max(self.count - 1, 1)
         self.last = now if self.last is None else max(now, self.last)
+
+    def book(self, seconds: float) -> None:
+        self.prefill_s += (seconds - self.prefill_s) / max(self.count, 1)
 
 
 class Router:
@@ -114,6 +121,7 @@ class Router:
         self._note = note
         self._standing: dict[RankId | PodId, Standing] = {}
         self._bookings = Bookings()
+        self._engines = EngineLoads(self._options.load_age_s)
         self._loads: dict[str, _Load] = {}
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
         self._counts: Counter[str] = Counter()
@@ -129,9 +137,28 @@ class Router:
         """Forget what was said about it. Bookings stay until their requests end."""
         self._standing.pop(whom, None)
 
-    def _standing_of(self, rank: RankId) -> Standing:
+    def note_load(self, rank: RankId, load: EngineLoad, *, now: float) -> None:
+        """Note what a rank's engine says of its load. Requests that are not from here count."""
+        with self._lock:
+            own = self._bookings.loads([rank], now)
+            self._engines.note(rank, load, running=own.running[0], waiting=own.waiting[0], now=now)
+
+    def engine_loads(self, *, now: float) -> dict[RankId, EngineLoad]:
+        """Return what engines have said of their load within `load_age_s`."""
+        with self._lock:
+            return {rank: reading.load for rank, reading in self._engines.fresh(now)}
+
+    def _standing_of(self, rank: RankId, now: float) -> Standing:
         """Payloads may name ranks that nobody has configured: these stand as their pod does."""
-        return self._standing.get(rank) or self._standing.get(rank[0], _UNSAID)
+        standing = self._standing.get(rank) or self._standing.get(rank[0], _UNSAID)
+        reading = self._engines.get(rank, now)
+        if reading is None or reading.load.loras is None:
+            return standing
+        return replace(standing, loras=reading.load.loras)
+
+    def _usage_of(self, rank: RankId, now: float) -> float:
+        reading = self._engines.get(rank, now)
+        return self._standing_of(rank, now).usage if reading is None else reading.load.usage
 
     # ---- choosing --------------------------------------------------------------------------
 
@@ -145,6 +172,7 @@ class Router:
         session: str | None = None,
         priority: int = 0,
         num_tokens: int = 0,
+        may_overfill: bool = True,
     ) -> Decision:
         """Choose a rank for a request; book and promise it there.
 
@@ -154,10 +182,12 @@ class Router:
         as in vLLM: requests of a larger number do not delay this one. Tokens on slower tiers count
         as resumable if `Seconds` says what loading takes, or if the request names its tiers. If
         the ids of a prompt are not known, its request has none, and `num_tokens` is how many there
-        probably are: they count as load.
+        probably are: they count as load. If every rank is full, the request still gets one, unless
+        `may_overfill` is false.
 
         Raises:
             UnknownError: No pod serves the model.
+            FullError: Every rank is full.
             NoRankError: None of its ranks is a candidate, or may be sent a request.
             InvalidValueError: As in `FleetIndex.score`.
         """
@@ -171,6 +201,8 @@ class Router:
             scores = self._index.score(request, with_seen=self._options.with_seen)
             columns = scores.columns()
             chosen = self._candidates(columns, request, now, candidates)
+            if "full" in chosen.lifted and not may_overfill:
+                raise FullError(f"every rank of {shortened(request.model)} is full")
             view = self._view(columns, chosen.rows, request, now, priority)
             if num_tokens and not len(request.token_ids):
                 view = replace(view, tokens=num_tokens)
@@ -206,28 +238,33 @@ class Router:
                 raise NoRankError(
                     f"none of the {len(given)} candidates serves {shortened(request.model)}"
                 )
-        said = self._said(columns, rows, now)
+        said = self._said(columns, rows, request, now)
         chosen = filtered(rows, said, request.lora) if said else Filtered(rows, (), {})
         if not chosen.rows:
             reasons = ", ".join(f"{count} {name}" for name, count in chosen.left_out.items())
             raise NoRankError(f"no rank of {shortened(request.model)} may be chosen: {reasons}")
         return chosen
 
-    def _said(self, columns: Columns, rows: list[int], now: float) -> dict[int, Candidate]:
+    def _said(
+        self, columns: Columns, rows: list[int], request: Request, now: float
+    ) -> dict[int, Candidate]:
         """Return the rows of which there is anything to say."""
         ranks, states, standing = columns.ranks, columns.states, self._standing
         stuck = self._bookings.stuck(now, self._options.stuck_s)
-        if not standing and not stuck and PodState.STALE not in states:
+        is_of_adapter = request.lora is not None  # Engines say which ones they have room for.
+        if not standing and not stuck and PodState.STALE not in states and not is_of_adapter:
             return {}
         return {
             row: Candidate(
-                standing=self._standing_of(ranks[row]),
+                standing=self._standing_of(ranks[row], now),
                 state=states[row],
-                running=self._bookings.running(ranks[row]),
+                running=self._bookings.running(ranks[row])
+                + self._engines.running(ranks[row], now),
                 is_stuck=ranks[row] in stuck,
             )
             for row in rows
-            if not standing.keys().isdisjoint((ranks[row], ranks[row][0]))
+            if is_of_adapter
+            or not standing.keys().isdisjoint((ranks[row], ranks[row][0]))
             or states[row] is PodState.STALE
             or ranks[row] in stuck
         }
@@ -237,19 +274,21 @@ class Router:
     ) -> FleetView:
         is_whole, in_flight = len(rows) == len(columns.ranks), self._options.in_flight
         ranks = columns.ranks if is_whole else [columns.ranks[row] for row in rows]
-        every = self._bookings.loads(columns.ranks, now, priority)
-        loads = every if is_whole else every.of(rows)
         load = self._loads.setdefault(request.model, _Load())
+        seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
+        each_s = load.prefill_s or seconds.prefill(max(len(request.token_ids), 1), 0)
+        every = self._bookings.loads(columns.ranks, now, priority)
+        others = self._engines.add_to(every, columns.ranks, now, each_s)
+        loads = every if is_whole else every.of(rows)
         num = len(columns.ranks)
         busy = (num - every.waiting.count(0)) / num
         load.arrive(now, busy, self._options.arrivals)
-        seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
         loaded = [0] * len(rows)
         if seconds.per_loaded_token:
             loaded = self._loaded(request, columns, rows)
         usage = [0.0] * len(rows)
-        if self._standing:
-            usage = [self._standing_of(rank).usage for rank in ranks]
+        if self._standing or self._engines:
+            usage = [self._usage_of(rank, now) for rank in ranks]
         return FleetView(
             request=request,
             tokens=max(len(request.token_ids), 1),
@@ -258,6 +297,7 @@ class Router:
             present=_at(columns.present_soon if in_flight else columns.present, rows),
             loaded=loaded,
             wait=loads.wait,
+            others=[others[row] for row in rows],
             running=loads.running,
             running_tokens=loads.running_tokens,
             waiting=loads.waiting,
@@ -307,6 +347,7 @@ class Router:
             junction = decision.columns.present_soon[decision.row]
             booking.promise = self._promise(decision.rank, scores, junction)
         self._bookings.add(decision.name, booking)
+        self._loads[view.request.model].book(booking.seconds)
 
     def _promise(self, rank: RankId, scores: Promisable, junction: int) -> int | None:
         pod, dp_rank = rank

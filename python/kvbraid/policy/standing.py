@@ -17,8 +17,7 @@ class Standing:
 
     `is_ready` is the result of health checks, `drains` says that nothing new is to be sent.
     Above `max_running` requests in flight a rank is full. `loras` are the adapters that are
-    loaded; None: unknown. `usage` is the share of the pool in use (`vllm:kv_cache_usage_perc`,
-    `sglang:token_usage`), 0 to 1.
+    loaded; None: unknown. `usage` is the share of the pool in use, 0 to 1.
     """
 
     is_ready: bool = True

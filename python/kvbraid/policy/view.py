@@ -37,7 +37,8 @@ class FleetView:
     gets there: with what is in flight, unless the router was told to look at events alone.
     `loaded` are those of the resumable tokens that come from a slower tier than the GPU.
 
-    `wait` is in seconds. `running` are requests in flight, and `running_tokens` the tokens of
+    `wait` is in seconds, and `others` is the part of it that others than this router have sent.
+    `running` are requests in flight, and `running_tokens` the tokens of
     their prompts; `waiting` are those of them without a first token, and `waiting_tokens` what
     their prefills have to compute. `usage` is the share of the pool in use, as the engine reports
     it; 0 if it reports none.
@@ -53,6 +54,7 @@ class FleetView:
     present: Sequence[int]
     loaded: Sequence[int]
     wait: Sequence[float]
+    others: Sequence[float]
     running: Sequence[int]
     running_tokens: Sequence[int]
     waiting: Sequence[int]

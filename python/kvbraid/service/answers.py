@@ -155,6 +155,7 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of one candidate's cost, in seconds; their sum is the cost."""
 
     wait: float
+    others: float
     prefill: float
     loading: float
     decoding: float

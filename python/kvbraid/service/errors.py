@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kvbraid.errors import (
+    FullError,
     InvalidValueError,
     KvbraidError,
     NoRankError,
@@ -68,6 +69,7 @@ _CODES: Final[Mapping[type[KvbraidError], str]] = {
     TopologyError: "invalid_topology",
     InvalidValueError: "invalid_value",
     UnknownError: "unknown_model",
+    FullError: "too_many_requests",
     NoRankError: "no_pod",
     TooLargeError: "too_large",
 }

@@ -17,9 +17,9 @@ from uuid import uuid4
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
-from kvbraid.policy import Decision, Router, Standing, Terms
+from kvbraid.policy import Decision, EngineLoad, Router, Standing, Terms
 from kvbraid.policy.bookings import Booking
-from kvbraid.policy.view import RankNames
+from kvbraid.policy.view import RankId, RankNames
 from kvbraid.service.answers import (
     CostTerms,
     Fallback,
@@ -125,6 +125,14 @@ class Picking:
             self._unready.discard(pod)
             self._router.forget(pod)
 
+    def note_load(self, rank: RankId, load: EngineLoad) -> None:
+        """Note what a rank's engine says of its load."""
+        self._router.note_load(rank, load, now=self._clock())
+
+    def engine_loads(self) -> dict[RankId, EngineLoad]:
+        """Return what engines have said of their load lately."""
+        return self._router.engine_loads(now=self._clock())
+
     def _stand(self, pod: PodId, serving: Serving) -> None:
         standing = Standing(
             is_ready=pod not in self._unready,
@@ -161,7 +169,7 @@ class Picking:
         left_out |= decision.left_out
         return _answer(decision, left_out, pods, explain=fields.explain or False)
 
-    def choose(
+    def choose(  # noqa: PLR0913 - as of `Router.pick`
         self,
         name: str,
         request: Request,
@@ -170,11 +178,12 @@ class Picking:
         session: str | None = None,
         priority: int = 0,
         num_tokens: int = 0,
+        may_overfill: bool = True,
     ) -> Decision:
         """Choose a rank and book the request there, under a name of its own.
 
         `num_tokens` is about how many tokens a prompt has whose ids are not known.
-        Raises as `pick`.
+        Raises as `pick`, and FullError unless it `may_overfill` a rank if all are full.
         """
         decision = self._router.pick(
             name,
@@ -184,6 +193,7 @@ class Picking:
             session=session,
             priority=priority,
             num_tokens=num_tokens,
+            may_overfill=may_overfill,
         )
         with self._lock:
             self.picks[decision.knowledge] += 1

@@ -36,6 +36,7 @@ def view(
         present=present or resumable,
         loaded=zeros,
         wait=wait or zeros,
+        others=zeros,
         running=running or zeros,
         running_tokens=running or zeros,
         waiting=waiting or zeros,

@@ -200,7 +200,7 @@ def test_nothing_reusable_is_before_the_first_cell() -> None:
 
 def candidate(pod: str, wait: float, potential: float = 0.0) -> PickCandidate:
     terms = CostTerms(
-        wait=wait, prefill=0.0123, loading=0.0, decoding=0.0, potential=potential,
+        wait=wait, others=0.0, prefill=0.0123, loading=0.0, decoding=0.0, potential=potential,
         displacement=0.0, queue=0.0,
     )  # fmt: skip
     cost = wait + terms.prefill + potential

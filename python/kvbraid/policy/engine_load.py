@@ -1,0 +1,89 @@
+"""What engines say of their load, and how much of it others than this router have sent.
+
+Invariant: a reading counts until it is `age_s` old. Of what an engine counted, our own requests
+are subtracted as they were then, so a request that came through this router counts once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvbraid.policy.bookings import Loads
+from kvbraid.policy.view import RankId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine says of one rank: requests in its steps, and requests before them.
+
+    `usage` is the share of the pool in use (`vllm:kv_cache_usage_perc`, `sglang:token_usage`),
+    0 to 1. `loras` are the adapters that can run: those of its requests if there is room for no
+    other one, and None if there is, or if it is not known.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    usage: float = 0.0
+    loras: frozenset[str] | None = None
+
+
+class _Reading(NamedTuple):
+    at: float
+    load: EngineLoad
+    running: int  # In flight at the rank, and not from here.
+    waiting: int
+
+
+class EngineLoads:
+    """The last reading of each rank that has one."""
+
+    def __init__(self, age_s: float) -> None:
+        self._age_s = age_s
+        self._readings: OrderedDict[RankId, _Reading] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._readings)
+
+    def note(
+        self, rank: RankId, load: EngineLoad, *, running: int, waiting: int, now: float
+    ) -> None:
+        """Take a reading; `running` and `waiting` are our own requests at the rank now."""
+        others = max(load.waiting - waiting, 0)
+        in_flight = max(load.running + load.waiting - running, others)
+        self._readings.pop(rank, None)
+        self._readings[rank] = _Reading(now, load, in_flight, others)
+        while self._readings and now - next(iter(self._readings.values())).at >= self._age_s:
+            self._readings.popitem(last=False)
+
+    def get(self, rank: RankId, now: float) -> _Reading | None:
+        """Return what counts of a rank."""
+        reading = self._readings.get(rank)
+        return reading if reading is not None and now - reading.at < self._age_s else None
+
+    def running(self, rank: RankId, now: float) -> int:
+        """Return how many requests of others are in flight at a rank."""
+        reading = self.get(rank, now)
+        return reading.running if reading is not None else 0
+
+    def fresh(self, now: float) -> Iterator[tuple[RankId, _Reading]]:
+        """Return every reading that counts."""
+        return ((r, it) for r in list(self._readings) if (it := self.get(r, now)) is not None)
+
+    def add_to(
+        self, loads: Loads, ranks: Sequence[RankId], now: float, each_s: float
+    ) -> list[float]:
+        """Add the requests of others to the columns, `each_s` of wait for each that waits.
+
+        Returns:
+            The seconds that each rank's wait is longer by.
+        """
+        seconds = [0.0] * len(ranks)
+        for place, rank in enumerate(ranks) if self._readings else ():
+            reading = self.get(rank, now)
+            if reading is not None and reading.running:
+                loads.running[place] += reading.running
+                loads.waiting[place] += reading.waiting
+                seconds[place] = each_s * reading.waiting
+                loads.wait[place] += seconds[place]
+        return seconds
