@@ -1,7 +1,8 @@
 """What engines say of their load, and how much of it others than this router have sent.
 
 Invariant: a reading counts until it is `age_s` old. Of what an engine counted, our own requests
-are subtracted as they were then, so a request that came through this router counts once.
+are subtracted as they were then, so a request that came through this router counts once. One that
+ends just then may still be in the engine's number, so the smaller of two readings counts.
 """
 
 from collections import OrderedDict
@@ -28,11 +29,18 @@ class EngineLoad:
     loras: frozenset[str] | None = None
 
 
+class _Others(NamedTuple):
+    """Requests at a rank that are not from here: in flight, and those of them that wait."""
+
+    running: int
+    waiting: int
+
+
 class _Reading(NamedTuple):
     at: float
     load: EngineLoad
-    running: int  # In flight at the rank, and not from here.
-    waiting: int
+    seen: _Others
+    others: _Others  # As far as the reading before has them, too.
 
 
 class EngineLoads:
@@ -49,10 +57,12 @@ class EngineLoads:
         self, rank: RankId, load: EngineLoad, *, running: int, waiting: int, now: float
     ) -> None:
         """Take a reading; `running` and `waiting` are our own requests at the rank now."""
-        others = max(load.waiting - waiting, 0)
-        in_flight = max(load.running + load.waiting - running, others)
+        in_line = max(load.waiting - waiting, 0)
+        seen = _Others(max(load.running + load.waiting - running, in_line), in_line)
+        before = self.get(rank, now)
+        others = seen if before is None else _Others(*map(min, seen, before.seen))
         self._readings.pop(rank, None)
-        self._readings[rank] = _Reading(now, load, in_flight, others)
+        self._readings[rank] = _Reading(now, load, seen, others)
         while self._readings and now - next(iter(self._readings.values())).at >= self._age_s:
             self._readings.popitem(last=False)
 
@@ -64,7 +74,7 @@ class EngineLoads:
     def running(self, rank: RankId, now: float) -> int:
         """Return how many requests of others are in flight at a rank."""
         reading = self.get(rank, now)
-        return reading.running if reading is not None else 0
+        return reading.others.running if reading is not None else 0
 
     def fresh(self, now: float) -> Iterator[tuple[RankId, _Reading]]:
         """Return every reading that counts."""
@@ -81,9 +91,9 @@ class EngineLoads:
         seconds = [0.0] * len(ranks)
         for place, rank in enumerate(ranks) if self._readings else ():
             reading = self.get(rank, now)
-            if reading is not None and reading.running:
-                loads.running[place] += reading.running
-                loads.waiting[place] += reading.waiting
-                seconds[place] = each_s * reading.waiting
+            if reading is not None and reading.others.running:
+                loads.running[place] += reading.others.running
+                loads.waiting[place] += reading.others.waiting
+                seconds[place] = each_s * reading.others.waiting
                 loads.wait[place] += seconds[place]
         return seconds

@@ -57,6 +57,18 @@ def test_our_own_requests_are_not_counted_twice() -> None:
     assert decision.view.running == [4]  # Four are in the engine, and three of them are ours.
 
 
+def test_a_request_that_ends_while_an_engine_is_asked_counts_for_nobody() -> None:
+    asked = router()
+    asked.pick("r", request(), now=0.0, candidates=[A])
+    asked.note_load(A, EngineLoad(running=1), now=0.0)
+    asked.end("r", now=1.0)
+    asked.note_load(A, EngineLoad(running=1), now=1.0)  # It was counted before its end.
+    assert asked.pick("s", request(), now=1.0, candidates=[A]).view.running == [0]
+    asked.end("s", now=2.0)
+    asked.note_load(A, EngineLoad(running=1), now=2.0)  # Now this is somebody else's.
+    assert asked.pick("t", request(), now=2.0, candidates=[A]).view.running == [1]
+
+
 def test_what_others_sent_takes_as_long_as_our_prefills_did() -> None:
     asked = router()
     for number in range(50):
@@ -121,16 +133,23 @@ def test_what_others_sent_is_never_less_than_nothing_and_old_readings_are_droppe
     steps: list[tuple[RankId, int, int, int, int, float]],
 ) -> None:
     loads, now, last = EngineLoads(age_s=5.0), 0.0, dict[RankId, float]()
+    last_seen: dict[RankId, tuple[int, int]] = {}
     for rank, running, waiting, own_running, own_waiting, passed in steps:
         now += passed
         load = EngineLoad(running=running, waiting=waiting)
         loads.note(rank, load, running=own_running, waiting=own_waiting, now=now)
-        last[rank] = now
+        last_at, last[rank] = last.get(rank), now
         reading = loads.get(rank, now)
         assert reading is not None
-        assert 0 <= reading.waiting <= reading.running <= running + waiting
-        assert reading.waiting >= waiting - own_waiting
-        assert reading.running >= running + waiting - own_running
+        others, seen = reading.others, reading.seen
+        assert 0 <= others.waiting <= others.running <= running + waiting
+        assert seen.waiting == max(waiting - own_waiting, 0)
+        assert seen.running >= running + waiting - own_running
+        if last_at is not None and now - last_at < 5.0:
+            assert others == tuple(map(min, seen, last_seen[rank]))
+        else:
+            assert others == seen
+        last_seen[rank] = seen
         fresh = {each for each, at in last.items() if now - at < 5.0}
         assert {each for each, _ in loads.fresh(now)} == fresh
         assert len(loads) == len(fresh)
