@@ -113,7 +113,7 @@ def routed(num_pods: int = 8, *, tokenizer: str = "") -> Iterator[Running]:
         config.write_text(_config(num_pods, port, events, with_tokens=bool(tokenizer)))
         (Path(folder) / "tokenizer.json").write_text(tokenizer)
         command = [sys.executable, "-m", "kvbraid", "route", "--config", str(config)]
-        with _server([*command, "--log-level", "error", "--port", PORT], port) as running:
+        with server([*command, "--log-level", "error", "--port", PORT], port) as running:
             yield running
 
 
@@ -122,7 +122,7 @@ def passed_on() -> Iterator[Running]:
     """Run an engine, and before it uvicorn with aiohttp, which choose nothing."""
     with _engine() as (port, _):
         command = [sys.executable, "-m", "bench.router.plain_proxy", str(port), PORT]
-        with _server(command, port) as running:
+        with server(command, port) as running:
             yield running
 
 
@@ -133,7 +133,7 @@ def balanced() -> Iterator[Running]:
         config = Path(folder) / "haproxy.cfg"
         config.write_text(HAPROXY % port)
         command = ["env", f"KVBRAID_PORT={PORT}", "haproxy", "-db", "-f", str(config)]
-        with _server(command, port) as running:
+        with server(command, port) as running:
             yield running
 
 
@@ -160,11 +160,12 @@ def _config(num_pods: int, port: int, events: int, *, with_tokens: bool) -> str:
         for number in range(num_pods)
     )
     tokens = '[tokens.m]\nfolder = "."\n' if with_tokens else ""
-    return "".join(["[limits]\nidle_s = 600\n", tokens, *pods])
+    return "".join(["[limits]\nidle_s = 600\n[gateway]\nmetrics_s = inf\n", tokens, *pods])
 
 
 @contextlib.contextmanager
-def _server(template: list[str], engine_port: int) -> Iterator[Running]:
+def server(template: list[str], engine_port: int) -> Iterator[Running]:
+    """Run a server by its command, in which PORT stands for its port."""
     port = free_port()
     command = [each.replace(PORT, str(port)) for each in template]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -22,8 +22,11 @@ def test_the_limits_are_the_options_with_their_defaults() -> None:
     options = {f"limits.{name}": value for name, value in msgspec.to_builtins(Limits()).items()}
     index = msgspec.to_builtins(IndexTable())
     options["router.most_bookings"] = RouterTable().most_bookings
-    gateway = ForwardingOptions()
-    options |= {"gateway.requests": gateway.requests, "gateway.kept_bytes": gateway.kept_bytes}
+    gateway = msgspec.to_builtins(ForwardingOptions())
+    options |= {
+        f"gateway.{name}": gateway[name]
+        for name in ("requests", "queued", "queued_bytes", "kept_bytes")
+    }
     options |= {f"index.{name}": index[name] for name in index if name.endswith("_bytes")}
     assert listed == {
         name: "none" if value is None else str(value) for name, value in options.items()

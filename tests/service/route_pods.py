@@ -10,8 +10,10 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, ParamSpec
 
+import msgspec
 import uvicorn
 import uvloop
 from kvbraid.gateway.app import Gateway
@@ -337,16 +339,21 @@ async def fleet(
     limits: Limits | None = None,
     dp_size: int = 1,
     access: Access | None = None,
+    max_running: int | None = None,
+    polls: bool = False,
 ) -> AsyncIterator[Fleet]:
     """Run a gateway before an engine of each behaviour; their pods are a, b, c and so on."""
+    options = options or ForwardingOptions()
+    if not polls:
+        options = msgspec.structs.replace(options, metrics_s=inf)
     index = FakeIndex()
     service = Service(index, FakeFeed(), limits=limits)
-    gateway = Gateway(service, ListedTokens(), options or ForwardingOptions(), access=access)
+    gateway = Gateway(service, ListedTokens(), options, access=access)
     async with AsyncExitStack() as stack:
         engines = {}
         for name, behaviour in zip("abcdef", behaviours, strict=False):
             engines[name] = await stack.enter_async_context(Engine(behaviour).running())
-            service.put(PodId(name), _pod(engines[name].url, dp_size))
+            service.put(PodId(name), _pod(engines[name].url, dp_size, max_running=max_running))
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(_uvicorn_config(gateway, 1))
         server.config.load()
@@ -372,5 +379,8 @@ async def fleet(
         assert gateway.connection_limits.held_bytes == 0
 
 
-def _pod(url: str | None, dp_size: int = 1, model: str = "m") -> PodConfig:
-    return PodConfig(model=model, endpoint="tcp://h:1", dp_size=dp_size, serving=Serving(url=url))
+def _pod(
+    url: str | None, dp_size: int = 1, model: str = "m", max_running: int | None = None
+) -> PodConfig:
+    serving = Serving(url=url, max_running=max_running)
+    return PodConfig(model=model, endpoint="tcp://h:1", dp_size=dp_size, serving=serving)

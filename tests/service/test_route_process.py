@@ -26,6 +26,7 @@ from tests.service.route_pods import (
     in_loop,
     post,
     prompt,
+    until,
 )
 from tests.service.serving import MAIN, ROOT, serving
 from tests.unit.gateway.model_folders import TURNS, write_model
@@ -78,7 +79,8 @@ async def test_a_gateway_serves_and_lets_streams_finish_at_its_end(tmp_path: Pat
                 "0-48",  # Nothing is known of a pod that nobody has heard of.
             )
             assert await client.chunk() == b"data: 1\n\n"
-            assert engine.asked[0].line == "POST /v1/completions HTTP/1.1"
+            lines = {"POST /v1/completions HTTP/1.1", "GET /metrics HTTP/1.1"}
+            await until(lambda: {asked.line for asked in engine.asked} == lines)
 
             await other.send(get("/v1/pods"))
             assert json.loads((await other.answer())[1])["pods"][0]["running"] == 1

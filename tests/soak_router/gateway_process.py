@@ -56,7 +56,7 @@ url = "{pod.http.url}"
 """
 
 IDLE: Final = (
-    "kvbraid_gateway_in_flight", "kvbraid_gateway_resting",
+    "kvbraid_gateway_in_flight", "kvbraid_gateway_queue", "kvbraid_gateway_resting",
     "kvbraid_bookings", "kvbraid_running", "kvbraid_promises", "kvbraid_http_bodies_bytes",
 )  # fmt: skip
 """Gauges that are 0 while nobody asks."""

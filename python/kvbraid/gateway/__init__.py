@@ -15,10 +15,13 @@ HTTP or keeps connections. In reading order:
     directions  where a request goes, for data planes that send it themselves
     upstream    requests to pods over aiohttp
     exchange    one request on its way: what it waits for, and how its wait is ended
+    queue       requests that wait because every pod is full
     sending     a request goes out: a pod is chosen, asked, and another one if it fails
     answering   an answer comes back, and the router learns how it went
     proxy       the face: requests come in, are read and checked, and go that way
-    metrics     what the proxy has counted
+    engine_metrics  what an engine's metrics say of its load
+    polling     asks each pod for its metrics, and tells the router
+    metrics     what the gateway has counted
     app         the application: the service's own routes, and everything else to a pod
     route       `kvbraid route`: all of it put together
 

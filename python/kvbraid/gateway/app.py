@@ -12,6 +12,7 @@ import msgspec
 
 from kvbraid.gateway.directions import DIRECTIONS_PATH, Directions
 from kvbraid.gateway.metrics import ProxyMetrics
+from kvbraid.gateway.polling import LoadPoller
 from kvbraid.gateway.prompts import PromptReader
 from kvbraid.gateway.proxy import Proxy
 from kvbraid.service.forwarding import ForwardingOptions
@@ -62,7 +63,13 @@ class Gateway(Application):
             limits=self.connection_limits,
             requests=self.metrics.requests,
         )
-        self.metrics.add(ProxyMetrics(self.proxy))
+        self.poller = LoadPoller(
+            self.proxy.fleet,
+            service.picking.note_load,
+            service.journal,
+            every_s=options.metrics_s,
+        )
+        self.metrics.add(ProxyMetrics(self.proxy, service.picking, self.poller))
         self._tells = options.tells
         self._directions = Directions(
             reader,
@@ -88,11 +95,13 @@ class Gateway(Application):
             await self.proxy(scope, receive, send)
 
     def sweep(self, now: float) -> None:
-        """Look after what waits too long."""
+        """Look after what waits too long, and after the load of pods."""
+        self.poller.start()
         self.proxy.sweep(now)
 
     async def close(self) -> None:
         """Close the connections to pods."""
+        await self.poller.close()
         await self.proxy.close()
 
     def _routes(self, options: ForwardingOptions) -> Sequence[Route]:

@@ -52,7 +52,7 @@ class Chooser:
             extra_key=prompt.extra_key,
         )
 
-    async def choose(
+    async def choose(  # noqa: PLR0913 - as of `Router.pick`
         self,
         name: str,
         prompt: Prompt,
@@ -61,12 +61,14 @@ class Chooser:
         avoided: Collection[PodId],
         num_bytes: int,
         unwanted: Callable[[], None],
+        may_overfill: bool = True,
     ) -> Decision:
         """Choose a rank of no avoided pod; `num_bytes` is how long the body is.
 
         `unwanted` is called if the caller is cancelled before a choice that is made nevertheless.
 
         Raises:
+            FullError: Every rank is full, and none may be overfilled.
             NoRankError: No rank may get the request.
         """
         picking = self.service.picking
@@ -79,6 +81,7 @@ class Chooser:
                 session=prompt.session,
                 priority=prompt.priority,
                 num_tokens=num_bytes // BYTES_PER_TOKEN,
+                may_overfill=may_overfill,
             )
 
         is_short = (

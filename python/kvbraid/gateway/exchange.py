@@ -7,7 +7,7 @@ no request needs a timer of its own.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -25,8 +25,8 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.requests import PickEvent, ReportBody
 from kvbraid.service.rungs import Rungs
 
-Wait: TypeAlias = Literal["first_byte", "next_byte"]
-"""What a request can wait for at its pod."""
+Wait: TypeAlias = Literal["turn", "first_byte", "next_byte"]
+"""What a request can wait for: that a pod has room, and what it sends."""
 
 Wake: TypeAlias = Literal["too_long", "no_event", "client_gone"]
 """Why a wait was ended before its time."""
@@ -56,6 +56,10 @@ class Shared(NamedTuple):
         return self.requests.of(method, route)
 
 
+def _nothing() -> None:
+    """Nobody waits for the end of a request that was never sent."""
+
+
 class Exchange:
     """One request and its answer; made by the task that serves it.
 
@@ -66,6 +70,7 @@ class Exchange:
         answers: How often requests like it were answered, by status.
         tries: How often a pod was asked.
         is_booked: Whether the router counts it as in flight.
+        when_free: What is to be done when it no longer does.
         has_started: Whether the head of an answer has been sent.
         shown: What its client sees of a stream whose usage only we have asked for; else None.
         has_bytes: Whether its pod has sent any of the answer's body.
@@ -88,6 +93,7 @@ class Exchange:
         self.avoided: set[PodId] = set()
         self.tries = 0
         self.is_booked = False
+        self.when_free: Callable[[], None] = _nothing
         self.has_started = False
         self.has_bytes = False
         self.is_complete = False
@@ -159,6 +165,7 @@ class Exchange:
         self._picking.report(told)
         if event != "first_token":
             self.is_booked = False
+            self.when_free()
 
     def rungs(self) -> Rungs | None:
         """Return what was known of the request when its pod was chosen."""

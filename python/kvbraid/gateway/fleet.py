@@ -123,6 +123,11 @@ class Fleet:
         self._refresh()
         return self._targets.get(pod)
 
+    def targets(self) -> Mapping[PodId, PodAddress]:
+        """Return where each pod is that has a URL; never changed in place."""
+        self._refresh()
+        return self._targets
+
     def models(self) -> dict[str, str | None]:
         """Return every name that a request may give its model: adapters with the model's name."""
         self._refresh()

@@ -1,19 +1,30 @@
 """Prometheus metrics of the gateway, beside those of its service."""
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvbraid.gateway.polling import LoadPoller
 from kvbraid.gateway.proxy import Proxy
+from kvbraid.service.picking import Picking
+
+_OF_ENGINES: Final = {
+    "running": "Requests in the steps of a rank, as its engine says.",
+    "waiting": "Requests before them, as its engine says.",
+    "usage": "Share of a rank's pool in use, as its engine says.",
+}
 
 
 class ProxyMetrics(Collector):
-    """Collects what one proxy has counted; docs/gateway.md lists the families."""
+    """Collects what one gateway has counted; docs/gateway.md lists the families."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, picking: Picking, poller: LoadPoller) -> None:
         self._proxy = proxy
+        self._picking = picking
+        self._poller = poller
 
     def describe(self) -> Iterable[Metric]:
         """Promise nothing in advance, so registering does not collect."""
@@ -21,9 +32,12 @@ class ProxyMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family, read from the proxy now."""
-        proxy, counts = self._proxy, self._proxy.counts
+        proxy, counts, queue = self._proxy, self._proxy.counts, self._proxy.queue
         yield GaugeMetricFamily(
             "kvbraid_gateway_in_flight", "Requests being served.", value=proxy.in_flight
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_gateway_queue", "Requests that wait for room at a pod.", value=len(queue)
         )
         resting = GaugeMetricFamily(
             "kvbraid_gateway_resting", "1 = the pod has failed and is left alone.", labels=["pod"]
@@ -41,7 +55,27 @@ class ProxyMetrics(Collector):
                 "unknown_prompts", "Prompts without tokens, by reason.", "reason", counts.unknown
             ),
             _counter("usage", "Answers, by what they say of reuse.", "said", counts.usage),
+            _counter(
+                "queued",
+                "Requests that had to wait, by outcome.",
+                "outcome",
+                queue.outcomes,
+            ),
+            _counter(
+                "polls", "Polls of pods' metrics, by outcome.", "outcome", self._poller.polls
+            ),
+            *self._engines(),
         )
+
+    def _engines(self) -> Iterable[Metric]:
+        """Yield what engines say of their load; old readings are left out."""
+        loads = sorted(self._picking.engine_loads().items())
+        for field, text in _OF_ENGINES.items():
+            name = f"kvbraid_gateway_engine_{field}"
+            family = GaugeMetricFamily(name, text, labels=["pod", "dp_rank"])
+            for (pod, dp_rank), load in loads:
+                family.add_metric([pod, str(dp_rank)], getattr(load, field))
+            yield family
 
 
 def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:

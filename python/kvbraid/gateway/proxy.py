@@ -18,7 +18,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.gateway.answering import Answerer
 from kvbraid.gateway.choosing import Chooser
 from kvbraid.gateway.counts import GatewayCounts
-from kvbraid.gateway.exchange import Exchange, Shared
+from kvbraid.gateway.exchange import Exchange, Shared, Wait
 from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.headers import MODEL, REQUEST_ID, as_text
 from kvbraid.gateway.prompts import PROMPTS, Prompt, PromptReader, model_of
@@ -57,6 +57,11 @@ class Proxy:
     ) -> None:
         self._reader = reader
         self._options = options
+        self._limits_s: dict[Wait, float] = {
+            "turn": options.queued_s,
+            "first_byte": options.first_byte_s,
+            "next_byte": options.silent_s,
+        }
         self._shared = Shared(limits, service.picking, requests)
         self._exchanges: set[Exchange] = set()
         self._names = _names()
@@ -64,6 +69,7 @@ class Proxy:
         self.counts = GatewayCounts()
         self.chooser = Chooser(service, self.fleet, self.counts)
         self._sender = Sender(self.chooser, self.fleet, options, self.counts)
+        self.queue = self._sender.queue
         self._answerer = Answerer(options, self.counts)
 
     @property
@@ -73,21 +79,20 @@ class Proxy:
 
     def sweep(self, now: float) -> None:
         """Wake the requests that have waited too long, and end the rests that are over."""
-        options = self._options
         for exchange in list(self._exchanges):
             if exchange.waits is None:
                 continue
-            is_first = exchange.waits == "first_byte"
-            if now - exchange.since > (options.first_byte_s if is_first else options.silent_s):
+            if now - exchange.since > self._limits_s[exchange.waits]:
                 exchange.wake("too_long")
             elif (
                 exchange.is_events
-                and not is_first
-                and now - exchange.heard > options.comment_s
+                and exchange.waits == "next_byte"
+                and now - exchange.heard > self._options.comment_s
                 and exchange.tail.ends_event()
             ):
                 exchange.wake("no_event")
         self.fleet.end_rests(now)
+        self.queue.look()
 
     async def close(self) -> None:
         """Close the connections to pods."""

@@ -5,6 +5,7 @@ client when it is tried again, and its body is still there.
 """
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from yarl import URL
@@ -17,6 +18,7 @@ from kvbraid.gateway.exchange import Exchange, WokenError
 from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.headers import DP_RANK, REQUEST_ID, to_pod
 from kvbraid.gateway.prompts import Prompt
+from kvbraid.gateway.queue import Line, RequestQueue
 from kvbraid.gateway.upstream import Opened, Payload, PodError, Upstream
 from kvbraid.ids import PodId
 from kvbraid.policy import Decision
@@ -42,7 +44,7 @@ class Answered:
 
 
 class Sender:
-    """Sends the requests of one gateway."""
+    """Sends the requests of one gateway; `queue` has those for which no pod has room."""
 
     def __init__(
         self, chooser: Chooser, fleet: Fleet, options: ForwardingOptions, counts: GatewayCounts
@@ -52,6 +54,7 @@ class Sender:
         self._options = options
         self._counts = counts
         self._upstream = Upstream(options)
+        self.queue = RequestQueue(options)
 
     async def close(self) -> None:
         """Close the connections to pods."""
@@ -61,7 +64,8 @@ class Sender:
         """Return the first answer that is worth sending on.
 
         Raises:
-            RefusalError: `pod_failed` or `pod_silent`: there is none.
+            RefusalError: `pod_failed` or `pod_silent`: there is none; `too_many_requests`: all
+                pods were full for too long.
             NoRankError: No pod may get the request.
         """
         failed: PodError | None = None
@@ -91,15 +95,24 @@ class Sender:
             return Answered(decision, answer)
 
     async def _choose(self, exchange: Exchange, prompt: Prompt, request: Request) -> Decision:
-        decision = await self._chooser.choose(
-            exchange.name,
-            prompt,
-            request,
-            avoided=exchange.avoided,
-            num_bytes=len(exchange.body),
-            unwanted=lambda: exchange.report("failed"),
+        num_bytes = len(exchange.body)
+        decision = await self.queue.send(
+            exchange,
+            Line(request.model, frozenset(exchange.avoided)),
+            lambda: self._chooser.choose(
+                exchange.name,
+                prompt,
+                request,
+                avoided=exchange.avoided,
+                num_bytes=num_bytes,
+                unwanted=lambda: exchange.report("failed"),
+                may_overfill=False,
+            ),
+            priority=prompt.priority,
+            num_bytes=num_bytes,
         )
         exchange.is_booked = True
+        exchange.when_free = partial(self.queue.freed, request.model, decision.rank[0])
         return decision
 
     async def _ask(self, exchange: Exchange, decision: Decision) -> Opened:

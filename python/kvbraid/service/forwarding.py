@@ -29,9 +29,11 @@ class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     A request is tried up to `attempts` times, and only once if its body is longer than
     `kept_bytes`. After `failures` in a row a pod gets no request for `rest_s`. Above `requests` in
-    flight, further ones are refused. `paths` are the beginnings of paths that are passed on. If
-    `tells` is false, no client is told what pods hold. With `include_usage`, streams whose clients
-    do not ask for their usage are asked for it, and their clients do not see it.
+    flight, further ones are refused. While every pod that may get it is full, a request waits for
+    up to `queued_s`, among at most `queued` others and `queued_bytes` of theirs. Each pod is asked
+    for its metrics every `metrics_s`; `inf`: never. `paths` are the beginnings of paths that are
+    passed on. If `tells` is false, no client is told what pods hold. With `include_usage`, streams
+    whose clients do not ask for their usage are asked for it, and their clients do not see it.
     """
 
     connect_s: _Seconds = 5.0
@@ -45,6 +47,10 @@ class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     failures: _AtLeastOne = 5
     rest_s: _Seconds = 10.0
     requests: _AtLeastOne = 1024
+    queued: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
+    queued_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 64 << 20
+    queued_s: _Seconds = 30.0
+    metrics_s: Annotated[float, Meta(ge=0.1)] = 1.0
     paths: tuple[_Path, ...] = PATHS
     tells: bool = True
     include_usage: bool = False

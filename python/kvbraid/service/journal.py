@@ -21,6 +21,8 @@ EVENTS: Final[Mapping[str, int]] = {
     "removed": logging.INFO,
     "resting": logging.WARNING,
     "on_trial": logging.INFO,
+    "load_unknown": logging.WARNING,
+    "load_known": logging.INFO,
     "connected": logging.INFO,
     "disconnected": logging.WARNING,
     "state": logging.INFO,
