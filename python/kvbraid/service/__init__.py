@@ -17,6 +17,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     reloading   pods of a fleet.toml that is written anew
+    discovery   pods that a name stands for
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client
     serve       `kvbraid serve`: both wings put together

@@ -6,7 +6,7 @@ only I/O; nothing here knows whether a pod is registered.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -20,7 +20,7 @@ from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
 from kvbraid.models import find_config
 from kvbraid.service.decoding import describe
-from kvbraid.service.errors import RefusalError
+from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.logs import Format, Level
 from kvbraid.service.prompting import TokensTable, beside
@@ -126,6 +126,23 @@ class PodEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True)
     model_config: str | None = None
 
 
+class DiscoverEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One `[[discover]]` table of fleet.toml: each address of a name is a pod.
+
+    A pod's id is the name, `/` and the address. Requests go to `port`, and events come from
+    `events_port` and `replay_port`. The name is looked up every `every_s` seconds, and an address
+    is no pod any more after `misses` answers without it. `model_config` as in `[[pods]]`.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,79}$")]
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    events_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    replay_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    every_s: Annotated[float, Meta(ge=1)] = 10.0
+    misses: Annotated[int, Meta(ge=1)] = 3
+    model_config: str | None = None
+
+
 class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole fleet.toml."""
 
@@ -136,6 +153,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     gateway: ForwardingOptions = ForwardingOptions()
     tokens: dict[str, TokensTable] = {}
     pods: list[PodEntry] = []
+    discover: Annotated[list[DiscoverEntry], Meta(max_length=64)] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +205,25 @@ class PodConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """A name whose addresses are pods, and what each of them is."""
+
+    entry: DiscoverEntry
+    model_config: Mapping[str, object] | None = None
+
+    def pod_at(self, address: str) -> PodConfig:
+        """Return the pod at an address. Raises as `pod_config`."""
+        entry, host = self.entry, f"[{address}]" if ":" in address else address
+        events, replays = (
+            None if port is None else f"tcp://{host}:{port}"
+            for port in (entry.events_port, entry.replay_port)
+        )
+        url = f"http://{host}:{entry.port}"
+        fields = msgspec.structs.replace(entry, url=url, endpoint=events, replay_endpoint=replays)
+        return pod_config(fields, self.model_config, schemes=HTTP_SCHEMES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """Everything `kvbraid serve` and `kvbraid route` need.
 
@@ -203,6 +240,7 @@ class FleetConfig:
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
+    discovered: tuple[Discovery, ...] = ()
 
 
 def read_fleet_file(path: Path) -> FleetConfig:
@@ -238,6 +276,7 @@ def read_fleet_file(path: Path) -> FleetConfig:
         forwarding=parsed.gateway,
         tokens=beside(parsed.tokens, path.parent),
         pods=_pods(path, parsed),
+        discovered=tuple(_discovered(path, parsed)),
     )
 
 
@@ -253,6 +292,21 @@ def override(config: FleetConfig, flags: Mapping[str, object]) -> FleetConfig:
         return replace(config, server=msgspec.convert(options, ServerOptions))
     except msgspec.ValidationError as error:
         raise InvalidValueError(f"--{describe(error, ServerOptions)}") from None
+
+
+def _discovered(path: Path, parsed: FleetFile) -> Iterator[Discovery]:
+    for number, entry in enumerate(parsed.discover):
+        where = f"{path}: discover[{number}] ({entry.name})"
+        for key in ("endpoint", "replay_endpoint", "bind", "url"):
+            if getattr(entry, key) is not None:
+                remedy = "give port, events_port and replay_port: the addresses are the name's"
+                raise InvalidValueError(f"{where}: {key} = {getattr(entry, key)!r}; {remedy}")
+        try:
+            discovery = Discovery(entry=entry, model_config=_config_of(entry, path.parent))
+            discovery.pod_at(_SOME_ADDRESS)
+        except KvbraidError as error:
+            raise InvalidValueError(f"{where}: {as_refusal(error).told()}") from None
+        yield discovery
 
 
 def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
@@ -280,12 +334,14 @@ _HOST: Final = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*"
 _TCP: Final = re.compile(rf"tcp://(\*|{_HOST}):([0-9]{{1,5}})")
 _URL: Final = re.compile(rf"https?://({_HOST})(?::([0-9]{{1,5}}))?(?:/[A-Za-z0-9._~/-]*)?")
 _LONGEST_URL: Final = 512
+_SOME_ADDRESS: Final = "192.0.2.1"
+"""Of documentation. If a pod can be there, it can be at any other address."""
 HTTP_SCHEMES: Final = ("tcp",)
 FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
 _ModelConfig: TypeAlias = Mapping[str, object] | None
 
 
-def _config_of(entry: PodEntry, folder: Path) -> _ModelConfig:
+def _config_of(entry: PodEntry | DiscoverEntry, folder: Path) -> _ModelConfig:
     """Return the config that a pod's entry names, by the model's name or a path."""
     if entry.model_config is None:
         return None

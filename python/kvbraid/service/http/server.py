@@ -20,6 +20,7 @@ import uvicorn
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
+from kvbraid.service.discovery import following_names
 from kvbraid.service.errors import as_refusal
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
@@ -78,7 +79,7 @@ def following(service: Service, config: FleetConfig) -> Iterator[None]:
     try:
         for pod, pod_config in config.pods.items():
             _put(service, pod, pod_config)
-        with following_file(config, service):
+        with following_file(config, service), following_names(config, service):
             yield
     finally:
         service.feed.close()
