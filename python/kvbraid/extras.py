@@ -1,8 +1,9 @@
-"""The extras: `serve` for servers and commands, `route` for a gateway, `torch` for tensors.
+"""The extras: `serve` for servers and commands, `route` for a gateway, `envoy`, `torch`.
 
 The base install is only the library. Code that needs an extra calls `require_serve`,
-`require_route` or `require_torch` first, so a user reads what to install instead of the name of a
-missing module. kvbraid is in no package registry: what is told installs it from its source.
+`require_route`, `require_envoy` or `require_torch` first, so a user reads what to install instead
+of the name of a missing module. kvbraid is in no package registry: what is told installs it from
+its source.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,9 @@ SERVE: Final = (
 
 ROUTE: Final = ("aiohttp", "jinja2", "tokenizers", "yarl")
 """The modules that `route` has besides those of `serve`."""
+
+ENVOY: Final = ("grpc", "google.protobuf")
+"""The modules that `envoy` has besides those of `route`."""
 
 
 def remedy(extra: str) -> str:
@@ -48,6 +52,15 @@ def require_route(who: str) -> None:
     _require(who, "route", (*SERVE, *ROUTE))
 
 
+def require_envoy(who: str) -> None:
+    """Check that the extra `envoy` is installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "envoy", (*SERVE, *ROUTE, *ENVOY))
+
+
 def require_torch(who: str, *names: str) -> None:
     """Check that these modules of the extra `torch` (torch, numpy) are installed.
 
@@ -59,6 +72,13 @@ def require_torch(who: str, *names: str) -> None:
 
 def _require(who: str, extra: str, names: Iterable[str]) -> None:
     for name in names:
-        if find_spec(name) is None:
+        if not _is_there(name):
             msg = f"{who} needs {name}, which is not installed: {remedy(extra)}"
             raise ModuleNotFoundError(msg, name=name)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # Not even the package that it is in.
+        return False

@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from kvbraid.gateway.directions import first_model, path_of
+from kvbraid.gateway.asking import first_model
+from kvbraid.gateway.directions import path_of
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig, Serving
 from kvbraid.service.forwarding import ForwardingOptions

@@ -10,7 +10,7 @@ In reading order:
     cache     `kvbraid cache`
     fleet     `kvbraid fleet`
     recovery  `kvbraid recover`
-    servers   `kvbraid serve` and `kvbraid route`
+    servers   `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve`
 
 The other commands are here.
 """
@@ -30,7 +30,7 @@ from kvbraid.cli.fleet import fleet
 from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import SETTING, TEXT, Command, Secret
 from kvbraid.cli.recovery import recover
-from kvbraid.cli.servers import route, serve
+from kvbraid.cli.servers import pick_serve, route, serve
 from kvbraid.errors import KvbraidError, one_line
 
 _USAGE: Final = 2
@@ -73,6 +73,7 @@ def cli() -> None:
 cli.add_command(cache)
 cli.add_command(fleet)
 cli.add_command(model)
+cli.add_command(pick_serve)
 cli.add_command(plan)
 cli.add_command(recover)
 cli.add_command(route)

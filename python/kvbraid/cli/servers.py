@@ -1,5 +1,6 @@
-"""The commands that serve until a signal: `kvbraid serve` and `kvbraid route`."""
+"""The commands that serve until a signal: `kvbraid serve`, `route` and `pick-serve`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -7,7 +8,7 @@ import click
 
 from kvbraid.cli.options import TEXT, Command, Secret
 from kvbraid.errors import InvalidValueError
-from kvbraid.extras import require_route
+from kvbraid.extras import require_envoy, require_route
 
 if TYPE_CHECKING:
     from kvbraid.service.config import FleetConfig
@@ -49,10 +50,13 @@ def _server(command: Command) -> Command:
     return command
 
 
-def _configured(config: Path | None, flags: dict[str, _Flag]) -> "FleetConfig":
+def _configured(
+    config: Path | None, flags: dict[str, _Flag], *, grpc_port: int | None = None
+) -> "FleetConfig":
     from kvbraid.service.config import FleetConfig, override, read_fleet_file
 
-    return override(FleetConfig() if config is None else read_fleet_file(config), flags)
+    read = FleetConfig() if config is None else read_fleet_file(config)
+    return override(read, flags, grpc_port=grpc_port)
 
 
 @click.command()
@@ -71,14 +75,38 @@ def route(config: Path | None, **flags: _Flag) -> None:
 
     It is `kvbraid serve` with a gateway (docs/gateway.md). Pods need their url in fleet.toml.
     """
-    try:
-        require_route("kvbraid route")
-    except ModuleNotFoundError as error:
-        raise InvalidValueError(str(error)) from None
+    _require(require_route, "kvbraid route")
     from kvbraid.gateway.route import route
 
     route(_configured(config, flags), announce=_announce)
 
 
-def _announce(url: str) -> None:
+@click.command("pick-serve")
+@_server
+@click.option(
+    "--grpc-port", type=click.IntRange(0, 65535),
+    help="Port on which Envoy asks; 0 = any free one.  [default: 9002]",
+)  # fmt: skip
+def pick_serve(config: Path | None, grpc_port: int | None, **flags: _Flag) -> None:
+    """Serve, and tell Envoy where requests go.
+
+    It is `kvbraid serve` with the endpoint picker of the Gateway API Inference Extension
+    (docs/envoy.md). Pods need their url in fleet.toml.
+    """
+    _require(require_envoy, "kvbraid pick-serve")
+    from kvbraid.gateway.envoy.serve import pick_serve
+
+    pick_serve(_configured(config, flags, grpc_port=grpc_port), announce=_announce)
+
+
+def _require(extra: Callable[[str], None], who: str) -> None:
+    try:
+        extra(who)
+    except ModuleNotFoundError as error:
+        raise InvalidValueError(str(error)) from None
+
+
+def _announce(url: str, grpc: str | None = None) -> None:
     click.echo(f"listening on {url}")
+    if grpc is not None:
+        click.echo(f"picking on {grpc}")

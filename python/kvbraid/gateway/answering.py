@@ -11,6 +11,7 @@ from kvbraid.gateway.exchange import Exchange, WokenError
 from kvbraid.gateway.headers import EXPLAIN, REQUEST_ID
 from kvbraid.gateway.sending import Answered
 from kvbraid.gateway.upstream import Opened, PodError
+from kvbraid.gateway.usage import delivered
 from kvbraid.policy import Decision
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
@@ -84,18 +85,10 @@ class Answerer:
         if not is_well:
             exchange.report("failed")  # The engine did not take it.
             return
-        prompt, cached = exchange.tail.usage()
         num_tokens = len(opened.decision.view.request.token_ids)
-        other = None  # The length of the prompt that the engine counted, if it is another one.
-        if not num_tokens or cached is None:
-            said = "not_reported" if num_tokens else "unknown_prompt"
-            cached = None
-        elif prompt not in (None, num_tokens) or cached > num_tokens:
-            said, cached, other = "other_prompt", None, prompt
-        else:
-            said = "counted"
-        self._counts.usage[said] += 1
-        exchange.report("end", cached, other)
+        found = delivered(exchange.tail.usage(), num_tokens)
+        self._counts.usage[found.said] += 1
+        exchange.report("end", found.cached_tokens, found.prompt_tokens)
 
     async def cut(self, exchange: Exchange, error: PodError) -> None:
         """End an answer whose end does not come."""

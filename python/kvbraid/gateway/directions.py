@@ -1,25 +1,23 @@
 """Where a request goes, for other data planes: POST /internal/route, as Ray Serve's HAProxy asks.
 
-The data plane sends the request itself. Invariant: a request has one booking however often it is
-asked about, since the booking has the request's name. It ends with a report to `/v1/picked`, or by
-time. Of a body that was cut only its first field is read: what follows could change the rest.
+The data plane sends the request itself. Its booking ends with a report to `/v1/picked`, or by
+time.
 """
 
 import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
 from typing import Final
-from uuid import uuid4
 
 import msgspec
 
 from kvbraid.errors import KvbraidError
+from kvbraid.gateway.asking import Asker, Question, name_of
 from kvbraid.gateway.bodies import Body
-from kvbraid.gateway.choosing import BYTES_PER_TOKEN, Chooser
-from kvbraid.gateway.headers import DP_RANK, MODEL, REQUEST_ID, SESSION, as_text, request_id
-from kvbraid.gateway.prompts import Prompt, PromptReader
+from kvbraid.gateway.choosing import Chooser
+from kvbraid.gateway.headers import DP_RANK, REQUEST_ID, as_text
+from kvbraid.gateway.prompts import PromptReader
 from kvbraid.policy import Decision
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.forwarding import ForwardingOptions
@@ -36,7 +34,6 @@ from kvbraid.service.http.app import (
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import RequestCounts
 from kvbraid.service.http.routes import Answer
-from kvbraid.service.requests import ReportBody
 
 DIRECTIONS_PATH: Final = "/internal/route"
 CUT: Final = "x-body-truncated"
@@ -46,8 +43,6 @@ CLIENT_PATH: Final = "x-kvbraid-path"
 """The header with the path of the client's request; without it the body's fields decide."""
 
 _LENGTHS: Final = re.compile(r"[0-9]{1,15}/([0-9]{1,15})")
-_FIRST_MODEL: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.){0,512}")')
-_NOT_PLAIN: Final = re.compile(r'["\\{}]')
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -73,7 +68,6 @@ class _Telling(msgspec.Struct):
 
 
 _FIELDS: Final = msgspec.json.Decoder(_Telling)
-_TEXT: Final = msgspec.json.Decoder(str)
 _ABSENT: Final = frozenset({b"", b"null"})
 _PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": ""}
 """The path of a body with one of these fields; embeddings and responses share the last."""
@@ -91,22 +85,6 @@ def path_of(body: bytes) -> str:
     return given[0] if len(given) == 1 else ""
 
 
-def first_model(cut: bytes) -> str:
-    """Return the model that the beginning of a body names as its first field; else nothing."""
-    found = _FIRST_MODEL.match(cut)
-    try:
-        return _TEXT.decode(found[1]) if found else ""
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ""
-
-
-def _name(given: Mapping[bytes, bytes]) -> str:
-    """Return a data plane's name of a request if it is usual, and plain in JSON; else our own."""
-    own = uuid4().hex
-    name = request_id(given, own).decode("ascii")
-    return own if _NOT_PLAIN.search(name) else name
-
-
 class Directions:
     """The ASGI application of DIRECTIONS_PATH."""
 
@@ -120,10 +98,8 @@ class Directions:
         limits: ConnectionLimits,
         requests: RequestCounts,
     ) -> None:
-        self._reader = reader
+        self._asker = Asker(reader, chooser)
         self._options = options
-        self._chooser = chooser
-        self._service = chooser.service
         self._fleet = chooser.fleet
         self._access = access
         self._limits = limits
@@ -161,38 +137,26 @@ class Directions:
         )
         if self._asking > self._options.requests:
             raise RefusalError("too_many_requests", f"{self._options.requests} are in flight")
+        body_bytes = await body.read_whole(given)
         headers = as_text(given)
-        prompt = await self._prompt(headers, await body.read_whole(given))
-        request = self._chooser.request(prompt, headers.get(MODEL, ""))
-        name = _name(given)
-        decision = await self._chooser.choose(
-            name,
-            prompt,
-            request,
-            avoided=self._fleet.lacking(request.lora) | self._fleet.without_socket(request.model),
-            num_bytes=self._length(headers.get(CUT, ""), len(body)),
-            unwanted=lambda: self._release(name),
-        )
-        return Answer(msgspec.json.encode(self._directions(decision)))
-
-    async def _prompt(self, headers: Mapping[str, str], body: bytes) -> Prompt:
-        if CUT in headers:
-            session = headers.get(SESSION)
-            return Prompt(model=first_model(body), session=session, why_no_tokens="cut_body")
         path, _, _ = headers.get(CLIENT_PATH, "").partition("?")
-        return await self._reader.read(path or path_of(body), headers, body)
-
-    def _length(self, told: str, num_bytes: int) -> int:
-        """Return how long a body is; nobody's word makes it longer than a prompt can be."""
-        found = _LENGTHS.fullmatch(told)
-        full = int(found[1]) if found else num_bytes
-        return min(full, self._service.limits.tokens * BYTES_PER_TOKEN)
+        told = _LENGTHS.fullmatch(headers.get(CUT, ""))
+        question = Question(
+            name=name_of(given),
+            path=path or path_of(body_bytes),
+            headers=headers,
+            body=body_bytes,
+            num_bytes=int(told[1]) if told else len(body_bytes),
+            is_cut=CUT in headers,
+        )
+        decision = await self._asker.decide(question, self._fleet.without_socket)
+        return Answer(msgspec.json.encode(self._directions(decision)))
 
     def _directions(self, decision: Decision) -> DirectionsAnswer:
         pod, dp_rank = decision.rank
         address = self._fleet.target(pod)
         if address is None or address.socket is None:
-            self._release(decision.name)
+            self._asker.release(decision.name)
             raise RefusalError("no_pod", f"pod {pod} was removed", remedy="ask again")
         host, port = address.socket
         headers = {REQUEST_ID.decode(): decision.name}
@@ -205,6 +169,3 @@ class Directions:
             replica_id=f"{pod}/{dp_rank}" if is_rank else pod,
             request_headers=headers,
         )
-
-    def _release(self, name: str) -> None:
-        self._service.picking.report(ReportBody(pick=name, event="failed"))

@@ -4,7 +4,8 @@ What follows from the registered pods is computed once for each change of them. 
 who gets a request; here is only said who cannot.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,11 +21,16 @@ from kvbraid.service.registry import Service
 
 
 class PodAddress(NamedTuple):
-    """Where a pod's requests go; `socket` is None if a host and a port do not say it all."""
+    """Where a pod's requests go; `socket` is None if a host and a port do not say it all.
+
+    `endpoint` is `IP:PORT`, with brackets around an IPv6; None if there is no socket, or its host
+    has a name.
+    """
 
     url: str
     num_ranks: int
     socket: tuple[str, int] | None
+    endpoint: str | None
 
     @classmethod
     def of(cls, url: str, num_ranks: int) -> "PodAddress":
@@ -32,7 +38,15 @@ class PodAddress(NamedTuple):
         parts = urlsplit(url)
         is_plain = parts.scheme == "http" and parts.path in {"", "/"}
         socket = (parts.hostname or "", parts.port or 80) if is_plain else None
-        return cls(url.rstrip("/"), num_ranks, socket)
+        return cls(url.rstrip("/"), num_ranks, socket, _endpoint(*socket) if socket else None)
+
+
+def _endpoint(host: str, port: int) -> str | None:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 class AllBut:
@@ -60,6 +74,8 @@ class Fleet:
         self._targets: dict[PodId, PodAddress] = {}
         self._unreachable: frozenset[PodId] = frozenset()
         self._without_socket: frozenset[PodId] = frozenset()
+        self._without_endpoint: frozenset[PodId] = frozenset()
+        self._at: dict[str, list[PodId]] = {}
         self._of_model: dict[str, list[PodId]] = {}
         self._adapters: dict[str, str] = {}
         self._lacking: dict[str, frozenset[PodId]] = {}
@@ -101,11 +117,34 @@ class Fleet:
         Raises:
             RefusalError: `no_pod`: no other pod of the model has a URL.
         """
-        if self._without_socket.issuperset(self._of_model.get(model, ())):
-            remedy = "give a pod a url http://HOST:PORT, or send requests through this gateway"
-            message = f"every url of model {shortened(model)} has https or a path"
+        return self._unless_all(self._without_socket, model, "has https or a path", "HOST")
+
+    def without_endpoint(self, model: str) -> frozenset[PodId]:
+        """Return the pods whose URL is more than an IP address and a port.
+
+        Raises:
+            RefusalError: `no_pod`: no other pod of the model has a URL.
+        """
+        what = "has https, a path or a host's name"
+        return self._unless_all(self._without_endpoint, model, what, "IP")
+
+    def _unless_all(
+        self, pods: frozenset[PodId], model: str, what: str, host: str
+    ) -> frozenset[PodId]:
+        if pods.issuperset(self._of_model.get(model, ())):
+            remedy = f"give a pod a url http://{host}:PORT, or send requests through kvbraid route"
+            message = f"every url of model {shortened(model)} {what}"
             raise RefusalError("no_pod", message, remedy=remedy)
-        return self._without_socket
+        return pods
+
+    def at(self, addresses: Iterable[str]) -> frozenset[PodId]:
+        """Return the pods at addresses: `IP:PORT`, or an IP for all its ports."""
+        self._refresh()
+        return frozenset(pod for each in addresses for pod in self._at.get(each, ()))
+
+    def all_but(self, pods: frozenset[PodId]) -> frozenset[PodId]:
+        """Return the pods that are none of these."""
+        return frozenset(self._pods.keys() - pods)
 
     def candidates(self, avoided: Collection[PodId]) -> RankNames | None:
         """Return the ranks that may get a request; None: all."""
@@ -147,6 +186,14 @@ class Fleet:
         self._without_socket = frozenset(
             pod for pod, address in self._targets.items() if address.socket is None
         )
+        self._without_endpoint = frozenset(
+            pod for pod, address in self._targets.items() if address.endpoint is None
+        )
+        self._at = {}
+        for pod, address in self._targets.items():
+            if address.endpoint is not None:
+                self._at.setdefault(address.endpoint, []).append(pod)
+                self._at.setdefault(address.endpoint.rpartition(":")[0], []).append(pod)
         self._of_model = {}
         for pod in self._targets:
             self._of_model.setdefault(pods[pod].model, []).append(pod)

@@ -31,6 +31,11 @@ _CONTROL: Final = (b"x-gateway-", b"x-kvbraid-")
 _USUAL_ID: Final = re.compile(rb"[!-~]{1,128}")
 
 
+def is_control(name: bytes) -> bool:
+    """Whether a header could steer a gateway; names are in lower case."""
+    return name.startswith(_CONTROL)
+
+
 def as_text(given: Mapping[bytes, bytes]) -> dict[str, str]:
     """Return headers as readers of prompts take them."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in given.items()}

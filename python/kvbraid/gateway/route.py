@@ -20,7 +20,7 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     Raises as `run_server`, and InvalidValueError for a model's files that are missing or wrong.
     """
 
-    reader = _reader(config)
+    reader = reader_of(config)
 
     def gateway(service: Service, access: Access) -> Gateway:
         made = Gateway(service, reader, config.forwarding, access=access)
@@ -37,8 +37,8 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     end_process()
 
 
-def _reader(config: FleetConfig) -> BodyReader:
-    """The reader of prompts; adapters are those of the pods in the configuration."""
+def reader_of(config: FleetConfig) -> BodyReader:
+    """Return the reader of prompts; adapters are those of the pods in the configuration."""
     adapters = {name: pod.model for pod in config.pods.values() for name in pod.loras}
     files = {model: _files(table) for model, table in config.tokens.items()}
     return BodyReader(Tokenizers.of(files), adapters)

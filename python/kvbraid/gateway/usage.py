@@ -32,6 +32,28 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
+class Delivered(NamedTuple):
+    """What a usage says of the prompt that was scored.
+
+    `said` is how it is counted, `cached_tokens` what the engine reused of that prompt, if that is
+    known, and `prompt_tokens` how long its prompt was, if it was another one.
+    """
+
+    said: str
+    cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+def delivered(usage: Usage, num_tokens: int) -> Delivered:
+    """Compare a usage with a prompt of so many tokens; 0: they were not known."""
+    prompt, cached = usage
+    if not num_tokens or cached is None:
+        return Delivered("not_reported" if num_tokens else "unknown_prompt")
+    if prompt not in (None, num_tokens) or cached > num_tokens:
+        return Delivered("other_prompt", None, prompt)
+    return Delivered("counted", cached)
+
+
 class Tail:
     """The end of one answer."""
 

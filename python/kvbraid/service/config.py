@@ -20,6 +20,7 @@ from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
 from kvbraid.models import find_config
 from kvbraid.service.decoding import describe
+from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.logs import Format, Level
@@ -151,6 +152,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     index: IndexTable = IndexTable()
     router: RouterTable = RouterTable()
     gateway: ForwardingOptions = ForwardingOptions()
+    envoy: EnvoyOptions = EnvoyOptions()
     tokens: dict[str, TokensTable] = {}
     pods: list[PodEntry] = []
     discover: Annotated[list[DiscoverEntry], Meta(max_length=64)] = []
@@ -225,7 +227,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Everything `kvbraid serve` and `kvbraid route` need.
+    """Everything that `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve` need.
 
     `path` is the file that it was read from, and `written` that file's server options: flags take
     precedence over them.
@@ -238,6 +240,7 @@ class FleetConfig:
     index: IndexTable = field(default_factory=IndexTable)
     routing: Routing = field(default_factory=Routing)
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
+    envoy: EnvoyOptions = field(default_factory=EnvoyOptions)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
     discovered: tuple[Discovery, ...] = ()
@@ -274,20 +277,25 @@ def read_fleet_file(path: Path) -> FleetConfig:
         index=parsed.index,
         routing=routing,
         forwarding=parsed.gateway,
+        envoy=parsed.envoy,
         tokens=beside(parsed.tokens, path.parent),
         pods=_pods(path, parsed),
         discovered=tuple(_discovered(path, parsed)),
     )
 
 
-def override(config: FleetConfig, flags: Mapping[str, object]) -> FleetConfig:
-    """Replace server options by the command line's flags; None or nothing means not given.
+def override(
+    config: FleetConfig, flags: Mapping[str, object], *, grpc_port: int | None = None
+) -> FleetConfig:
+    """Replace options by the command line's flags; None or nothing means not given.
 
     Raises:
         InvalidValueError: A flag's value is not what the option accepts.
     """
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     options = {**msgspec.structs.asdict(config.server), **given}
+    if grpc_port is not None:
+        config = replace(config, envoy=msgspec.structs.replace(config.envoy, port=grpc_port))
     try:
         return replace(config, server=msgspec.convert(options, ServerOptions))
     except msgspec.ValidationError as error:

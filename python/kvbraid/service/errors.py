@@ -55,6 +55,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "internal": ErrorKind(500, "report it with the server's log"),
     "pod_failed": ErrorKind(502, "send it again; GET /v1/pods and the pod's log say more"),
     "no_pod": ErrorKind(503, "hand over other candidates, or end what the message counts"),
+    "not_decided": ErrorKind(503, "send it again, or raise envoy.decide_s in fleet.toml"),
     "not_following": ErrorKind(503, "it restarts by itself; the server's log says what failed"),
     "not_ready": ErrorKind(503, "wait for the pods named, at most server.ready_after_s seconds"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),

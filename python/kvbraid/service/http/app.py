@@ -201,6 +201,13 @@ class Application:
     def sweep(self, now: float) -> None:
         """Look after what waits too long; the server calls this twice a second."""
 
+    async def start(self) -> None:
+        """Open what the application needs; the server calls this before it answers.
+
+        Raises:
+            InvalidValueError: An address cannot be listened on.
+        """
+
     async def close(self) -> None:
         """Close what the application has opened; the server calls this when no request is left."""
 

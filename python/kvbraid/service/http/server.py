@@ -115,6 +115,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Announce the server once requests are answered and signals are handled."""
+        await self._app.start()
         await super().startup(sockets)
         if self.started:
             self._announce()

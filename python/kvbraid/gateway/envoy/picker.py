@@ -1,0 +1,175 @@
+"""Where requests of Envoy go, and what their ends mean for the router.
+
+Invariant: whoever was answered last about a request owns its booking, and only the owner's end
+releases it: a request that is asked about again under the same name is booked once, and stays
+booked when the earlier stream ends.
+"""
+
+import asyncio
+import heapq
+import re
+from collections import Counter
+from collections.abc import Mapping
+from math import isfinite
+from typing import Final
+
+from kvbraid.gateway.asking import Asker, Question, name_of
+from kvbraid.gateway.choosing import Chooser
+from kvbraid.gateway.counts import GatewayCounts
+from kvbraid.gateway.envoy.messages import Destination
+from kvbraid.gateway.envoy.processing import AskedBy, Processing, Told
+from kvbraid.gateway.fleet import Fleet
+from kvbraid.gateway.headers import DP_RANK, REQUEST_ID, as_text
+from kvbraid.gateway.prompts import PromptReader
+from kvbraid.gateway.usage import delivered
+from kvbraid.ids import PodId
+from kvbraid.policy import Decision
+from kvbraid.service.config import FleetConfig
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.registry import Service
+from kvbraid.service.requests import ReportBody
+
+_DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")
+_DIGITS: Final = re.compile(r"[0-9]{1,15}")
+
+
+class Picker:
+    """Answers the questions of one server's streams. `counts` is for its metrics."""
+
+    def __init__(self, service: Service, reader: PromptReader, config: FleetConfig) -> None:
+        self._picking = service.picking
+        self._paths = config.forwarding.paths
+        self._most = config.forwarding.requests
+        self._fallbacks = config.envoy.fallbacks
+        self.counts = GatewayCounts()
+        self.served: Counter[str] = Counter()
+        self.fleet = Fleet(service, config.forwarding)
+        self._asker = Asker(reader, Chooser(service, self.fleet, self.counts))
+        self._num_asking = 0
+        self._names: dict[Processing, str] = {}
+        self._owners: dict[str, Processing] = {}
+
+    # ---- where it goes ---------------------------------------------------------------------
+
+    async def decide(self, stream: Processing, asked: AskedBy) -> Destination:
+        """Choose a rank for the request of a stream, and book it there.
+
+        Raises:
+            RefusalError: `not_found`, `too_many_requests`, `no_pod` or `unknown_model`.
+            NoRankError: No rank may get the request.
+        """
+        if self._num_asking >= self._most:
+            raise RefusalError("too_many_requests", f"{self._most} questions wait for an answer")
+        self._num_asking += 1
+        try:
+            decision = await self._decide(asked)
+        finally:
+            self._num_asking -= 1
+        destination = self._destination(decision)
+        self._names[stream] = decision.name
+        self._owners[decision.name] = stream
+        return destination
+
+    async def _decide(self, asked: AskedBy) -> Decision:
+        headers = as_text(asked.given)
+        path, _, _ = headers.get(":path", "").partition("?")
+        method = headers.get(":method", "")
+        if _DOTS.search(path) or not path.startswith(self._paths):
+            raise RefusalError("not_found", f"{method} {path}")
+        told = _DIGITS.fullmatch(headers.get("content-length", ""))
+        question = Question(
+            name=name_of(asked.given),
+            path=path if method == "POST" else "",
+            headers=headers,
+            body=asked.body,
+            num_bytes=max(int(told[0]) if told else 0, len(asked.body)),
+            is_cut=asked.is_cut,
+        )
+        others = self._others(asked.candidates)
+        return await self._asker.decide(
+            question, lambda model: others | self.fleet.without_endpoint(model)
+        )
+
+    def _others(self, candidates: tuple[str, ...] | None) -> frozenset[PodId]:
+        """Return the pods that a data plane does not allow."""
+        if candidates is None:
+            return frozenset()
+        allowed = self.fleet.at(candidates)
+        if not allowed:
+            told = f"none of the {len(candidates)} endpoints handed over is that of a pod"
+            raise RefusalError("no_pod", told)
+        return self.fleet.all_but(allowed)
+
+    def _destination(self, decision: Decision) -> Destination:
+        chosen = self._place(decision, decision.place)
+        if chosen is None:
+            self._asker.release(decision.name)
+            message = f"pod {decision.rank[0]} was removed"
+            raise RefusalError("no_pod", message, remedy="send it again")
+        endpoint, headers = chosen
+        others = (self._place(decision, place) for place in self._next(decision))
+        fallbacks = [other for other in others if other is not None and other[1] == headers]
+        named = dict.fromkeys([endpoint, *(other for other, _ in fallbacks)])
+        return Destination(
+            endpoints=tuple(named)[: 1 + self._fallbacks],
+            headers={REQUEST_ID.decode(): decision.name, **headers},
+        )
+
+    def _next(self, decision: Decision) -> list[int]:
+        """The places of the next best candidates; headers suit only some of them."""
+        if not self._fallbacks:
+            return []
+        costs = decision.costs
+        found = heapq.nsmallest(
+            4 * (self._fallbacks + 1), range(len(costs)), key=costs.__getitem__
+        )
+        return [place for place in found if place != decision.place and isfinite(costs[place])]
+
+    def _place(self, decision: Decision, place: int) -> tuple[str, Mapping[str, str]] | None:
+        """Return a candidate's endpoint, and what it has to be told."""
+        pod, dp_rank = decision.view.ranks[place]
+        address = self.fleet.target(pod)
+        if address is None or address.endpoint is None:
+            return None
+        return address.endpoint, {DP_RANK: str(dp_rank)} if address.num_ranks > 1 else {}
+
+    # ---- what becomes of it ----------------------------------------------------------------
+
+    def report(self, stream: Processing, told: Told) -> None:
+        """Tell the router what a stream says of its request."""
+        name = self._names.get(stream)
+        if name is None or self._owners.get(name) is not stream:
+            return  # Asked about again meanwhile: the booking is another stream's.
+        self.tell(name, told)
+        if told.event != "first_token":
+            self.forget(stream)
+
+    def forget(self, stream: Processing) -> None:
+        """Forget a stream that is over, or whose request is."""
+        name = self._names.pop(stream, None)
+        if name is not None and self._owners.get(name) is stream:
+            del self._owners[name]
+
+    def tell(self, name: str, told: Told) -> bool:
+        """Tell the router what has become of a request; say whether it is booked."""
+        cached = other = None
+        if told.event == "end":
+            rungs = self._picking.rungs(name)
+            found = delivered(told.usage, rungs.prompt if rungs is not None else 0)
+            self.counts.usage[found.said] += 1
+            cached, other = found.cached_tokens, found.prompt_tokens
+        report = ReportBody(pick=name, event=told.event, cached_tokens=cached, prompt_tokens=other)
+        return self._picking.report(report).status == "noted"
+
+    def sweep(self, now: float) -> None:
+        """End the rests of pods that are over."""
+        self.fleet.end_rests(now)
+
+    @property
+    def num_owned(self) -> int:
+        """How many open streams own a booking."""
+        return len(self._owners)
+
+    def now(self) -> float:
+        """Return the time by which pods rest."""
+        return asyncio.get_running_loop().time()

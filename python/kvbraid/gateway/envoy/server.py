@@ -1,0 +1,241 @@
+"""The gRPC server: streams of ext_proc, the access log, health; and the limits of all of them.
+
+Invariant: a stream holds a bounded part of a body for a bounded time before it is answered, and a
+booking that it has made is released when it is over, whatever ends it. No message ends anything
+but its own stream.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.gateway.envoy.picker import Picker
+from kvbraid.gateway.envoy.processing import Processing
+from kvbraid.gateway.envoy.protos.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from kvbraid.gateway.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from kvbraid.service.config import FleetConfig
+from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.connection_limits import ConnectionLimits
+from kvbraid.service.registry import Service
+
+EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+_HEALTH: Final = "grpc.health.v1.Health"
+_SERVING, _NOT_SERVING = 1, 2
+_MESSAGE_BYTES: Final = 1 << 20
+"""What a message may be longer than the longest body: headers, metadata, attributes."""
+
+_logger: Final = logging.getLogger(__name__)
+"""Lines about what is wrong here; whatever Envoy does wrong is counted."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Streams:
+    """The streams of ext_proc that are open, each of them one HTTP request.
+
+    `messages` counts what came, `answers` what was answered about requests, `ends` how streams
+    have ended.
+    """
+
+    def __init__(
+        self, picker: Picker, config: FleetConfig, *, access: Access, limits: ConnectionLimits
+    ) -> None:
+        self._picker = picker
+        self._options = config.envoy
+        self._access = access
+        self._limits = limits
+        self.num_open = 0
+        self.messages: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+
+    async def process(self, requests: object, context: _Context) -> None:
+        """Serve one stream."""
+        del requests  # They are read one by one.
+        await _check(self._access, context)
+        stream = Processing(self.messages, most_bytes=self._limits.limits.body_bytes)
+        talk = _Talk(stream, context, self._limits)
+        self.num_open += 1
+        end = "broken"
+        try:
+            await self._serve(talk)
+            end = "closed"
+        finally:
+            self.num_open -= 1
+            self.ends[end] += 1
+            if stream.served:
+                self._picker.served[stream.served] += 1
+            for told in stream.close(is_sent=talk.is_sent):
+                self._picker.report(stream, told)
+            self._picker.forget(stream)
+            talk.release()
+
+    async def _serve(self, talk: "_Talk") -> None:
+        try:
+            await self._follow(talk)
+        except TimeoutError:
+            error = self._too_late(talk)
+        except KvbraidError as refused:
+            error = as_refusal(refused)
+        except Exception as unexpected:
+            _logger.exception("a stream of Envoy failed")
+            error = RefusalError("internal", f"unexpected {type(unexpected).__name__}")
+        else:
+            return
+        talk.release()
+        if not talk.is_sent:
+            self.answers[error.code] += 1
+            await talk.write(talk.stream.refuse(error))
+
+    async def _follow(self, talk: "_Talk") -> None:
+        stream, context = talk.stream, talk.context
+        if self.num_open > self._options.streams:
+            raise RefusalError("too_many_requests", f"{self._options.streams} streams are open")
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._limits.limits.request_s) as patience:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                progress = stream.receive(message)
+                talk.hold()
+                for told in progress.told:
+                    self._picker.report(stream, told)
+                await talk.write(progress.replies)
+                if progress.asks is not None:
+                    patience.reschedule(loop.time() + self._options.decide_s)
+                    destination = await self._picker.decide(stream, progress.asks)
+                    patience.reschedule(None)  # Its answer may take as long as it will.
+                    replies = stream.send_to(destination)
+                    talk.release()
+                    await talk.write(replies)
+                    talk.is_sent = True
+                    self.answers["sent"] += 1
+
+    def _too_late(self, talk: "_Talk") -> RefusalError:
+        if talk.stream.waits_for_client:
+            limit = self._limits.limits.request_s
+            return RefusalError("request_timeout", f"the body did not arrive within {limit} s")
+        return RefusalError("not_decided", f"no decision within {self._options.decide_s:g} s")
+
+
+class _Talk:
+    """One stream with what it holds here."""
+
+    def __init__(self, stream: Processing, context: _Context, limits: ConnectionLimits) -> None:
+        self.stream = stream
+        self.context = context
+        self.is_sent = False
+        self._limits = limits
+        self._held = 0
+
+    async def write(self, replies: list[ProcessingResponse]) -> None:
+        for reply in replies:
+            await self.context.write(reply)
+
+    def hold(self) -> None:
+        more = self.stream.num_kept - self._held
+        if more > 0:
+            self._limits.hold(more)
+            self._held += more
+
+    def release(self) -> None:
+        self._limits.release(self._held)
+        self._held = 0
+
+
+async def _check(access: Access, context: _Context) -> None:
+    """End a call that may not change anything: a decision is a booking."""
+    given = dict(context.invocation_metadata() or ())
+    authorization = given.get("authorization", "")
+    told = authorization if isinstance(authorization, bytes) else authorization.encode()
+    try:
+        access.check(told, b"localhost", None)  # A page in a browser cannot speak gRPC.
+    except RefusalError as error:
+        code = grpc.StatusCode.UNAUTHENTICATED
+        await context.abort(
+            code if error.code == "unauthorized" else grpc.StatusCode.PERMISSION_DENIED,
+            error.told(),
+        )
+
+
+class PickServer:
+    """The gRPC server of a picker; it opens on the loop that starts it."""
+
+    def __init__(
+        self,
+        service: Service,
+        picker: Picker,
+        config: FleetConfig,
+        *,
+        access: Access,
+        limits: ConnectionLimits,
+    ) -> None:
+        self._service = service
+        self._options = config.envoy
+        self._host = config.envoy.host or config.server.host
+        self._message_bytes = config.limits.body_bytes + _MESSAGE_BYTES
+        self.streams = Streams(picker, config, access=access, limits=limits)
+        self._server: grpc.aio.Server | None = None
+        self._is_ending = False
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            InvalidValueError: The address cannot be listened on.
+        """
+        options = [
+            ("grpc.max_receive_message_length", self._message_bytes),
+            ("grpc.max_concurrent_streams", self._options.streams),
+            ("grpc.so_reuseport", 0),
+            # Envoy may ask whether a connection is alive more often than gRPC expects it.
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ]
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers(self._handlers())
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            port = server.add_insecure_port(f"{host}:{self._options.port}")
+        except RuntimeError:
+            told = f"cannot listen on {host}:{self._options.port} for gRPC; choose another"
+            raise InvalidValueError(told) from None
+        await server.start()
+        self._server, self.address = server, f"{host}:{port}"
+
+    async def close(self, end_s: float) -> None:
+        """Take no more streams, and end those after `end_s` that are still open."""
+        self._is_ending = True
+        if self._server is not None:
+            await self._server.stop(end_s)
+
+    def _handlers(self) -> list[grpc.GenericRpcHandler]:
+        process = grpc.stream_stream_rpc_method_handler(
+            self.streams.process,
+            ProcessingRequest.FromString,
+            ProcessingResponse.SerializeToString,
+        )
+        check = grpc.unary_unary_rpc_method_handler(
+            self._check_health,
+            HealthCheckRequest.FromString,
+            HealthCheckResponse.SerializeToString,
+        )
+        return [
+            grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process}),
+            grpc.method_handlers_generic_handler(_HEALTH, {"Check": check}),
+        ]
+
+    async def _check_health(
+        self, request: HealthCheckRequest, context: _Context
+    ) -> HealthCheckResponse:
+        if request.service == "liveness":
+            return HealthCheckResponse(status=_SERVING)
+        if request.service not in {"", "readiness", EXT_PROC}:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        is_ready = not self._is_ending and not self._service.missing()
+        return HealthCheckResponse(status=_SERVING if is_ready else _NOT_SERVING)
