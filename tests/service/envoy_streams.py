@@ -83,7 +83,7 @@ def request_headers(
     return message
 
 
-def metadata(namespace: str, fields: Mapping[str, object]) -> Metadata:
+def metadata(namespace: str, fields: Mapping[str, Any]) -> Metadata:
     struct = Struct()
     struct.update(dict(fields))
     return Metadata(filter_metadata={namespace: struct})
@@ -254,6 +254,6 @@ async def envoy(
         await app.grpc.close(0.2)
         await asyncio.sleep(0)
     assert service.picking.num_booked() == 0
-    assert app.picker.num_owned == 0
+    app.picker.check_integrity()
     assert app.grpc.streams.num_open == 0
     assert app.connection_limits.held_bytes == 0

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from kvbraid.gateway.directions import DIRECTIONS_PATH, Directions
+from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.metrics import ProxyMetrics
 from kvbraid.gateway.polling import LoadPoller
 from kvbraid.gateway.prompts import PromptReader
@@ -41,6 +42,12 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     object: str = "list"
     data: list[ModelRow]
+
+
+def models_answer(fleet: Fleet) -> bytes:
+    """Return the body of the answer to GET /v1/models."""
+    found = sorted(fleet.models().items())
+    return msgspec.json.encode(ModelList(data=[ModelRow(id=it, parent=of) for it, of in found]))
 
 
 class Gateway(Application):
@@ -108,9 +115,7 @@ class Gateway(Application):
         def models(context: Context, call: Call) -> Answer:
             """The models and adapters with at least one registered pod."""
             del context, call
-            found = sorted(self.proxy.fleet.models().items())
-            rows = [ModelRow(id=name, parent=parent) for name, parent in found]
-            return Answer(msgspec.json.encode(ModelList(data=rows)))
+            return Answer(models_answer(self.proxy.fleet))
 
         told = [route for route in ROUTES if options.tells or route.path in PUBLIC]
         return [

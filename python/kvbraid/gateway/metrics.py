@@ -7,6 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvbraid.gateway.counts import GatewayCounts
+from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.polling import LoadPoller
 from kvbraid.gateway.proxy import Proxy
 from kvbraid.service.picking import Picking
@@ -39,33 +41,21 @@ class ProxyMetrics(Collector):
         yield GaugeMetricFamily(
             "kvbraid_gateway_queue", "Requests that wait for room at a pod.", value=len(queue)
         )
-        resting = GaugeMetricFamily(
-            "kvbraid_gateway_resting", "1 = the pod has failed and is left alone.", labels=["pod"]
-        )
-        for pod in sorted(proxy.fleet.resting):
-            resting.add_metric([pod], 1)
-        yield resting
         yield CounterMetricFamily(
             "kvbraid_gateway_retries", "Times that a request went to a pod again.", counts.retries
         )
+        polls = self._poller.polls
         yield from (
-            _counter("requests", "Requests, by how they ended.", "outcome", counts.outcomes),
-            _counter("pod_failures", "Failures of pods, by kind.", "failure", counts.failures),
-            _counter(
-                "unknown_prompts", "Prompts without tokens, by reason.", "reason", counts.unknown
-            ),
-            _counter("usage", "Answers, by what they say of reuse.", "said", counts.usage),
-            _counter(
-                "queued",
-                "Requests that had to wait, by outcome.",
-                "outcome",
+            counter("gateway_requests", "Requests, by how they ended.", "outcome", counts.outcomes),
+            counter(
+                "gateway_queued", "Requests that had to wait, by outcome.", "outcome",
                 queue.outcomes,
             ),
-            _counter(
-                "polls", "Polls of pods' metrics, by outcome.", "outcome", self._poller.polls
-            ),
+            counter("gateway_polls", "Polls of pods' metrics, by outcome.", "outcome", polls),
             *self._engines(),
+        )  # fmt: skip
         )
+        yield from of_pods(proxy.fleet, counts)
 
     def _engines(self) -> Iterable[Metric]:
         """Yield what engines say of their load; old readings are left out."""
@@ -78,9 +68,27 @@ class ProxyMetrics(Collector):
             yield family
 
 
-def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+def of_pods(fleet: Fleet, counts: GatewayCounts) -> Iterable[Metric]:
+    """Yield what every data plane learns of pods and prompts."""
+    resting = GaugeMetricFamily(
+        "kvbraid_gateway_resting", "1 = the pod has failed and is left alone.", labels=["pod"]
+    )
+    for pod in sorted(fleet.resting):
+        resting.add_metric([pod], 1)
+    yield resting
+    yield from (
+        counter("gateway_pod_failures", "Failures of pods, by kind.", "failure", counts.failures),
+        counter(
+            "gateway_unknown_prompts", "Prompts without tokens, by reason.", "reason",
+            counts.unknown,
+        ),
+        counter("gateway_usage", "Answers, by what they say of reuse.", "said", counts.usage),
+    )  # fmt: skip
+
+
+def counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     """Return counts by one label; the event loop may be counting."""
-    family = CounterMetricFamily(f"kvbraid_gateway_{name}", text, labels=[label])
+    family = CounterMetricFamily(f"kvbraid_{name}", text, labels=[label])
     for value, count in dict(counts).items():
         family.add_metric([value], count)
     return family

@@ -228,6 +228,11 @@ class Picking:
         """Return how many requests are in flight at a rank."""
         return self._router.running((pod, dp_rank))
 
+    def rank(self, name: str) -> RankId | None:
+        """Return where a request in flight is booked."""
+        booking = self._router.booking(name)
+        return None if booking is None else booking.rank
+
     def rungs(self, name: str) -> Rungs | None:
         """Return what was known of a request in flight when its rank was chosen."""
         booking = self._router.booking(name)

@@ -9,6 +9,7 @@ it, and the access log. In reading order:
     logs        entries of the access log: how a request has ended
     picker      where requests go, and what their ends mean for the router
     server      the gRPC server: streams, health, limits
+    metrics     what both have counted
     serve       `kvbraid pick-serve`: all of it put together
 
 It comes with the extra `envoy`.

@@ -164,20 +164,19 @@ def about(kind: str, response: CommonResponse | None = None) -> ProcessingRespon
 
 def refusal_of(error: RefusalError) -> ProcessingResponse:
     """Return what the client is told, whom no pod answers."""
-    headers = [header("content-type", b"application/json")]
+    details = f"kvbraid_{error.code}"
+    reply = answer_of(error.body(), status=error.status, details=details)
     if error.status == TOO_MANY_REQUESTS:
-        headers.append(header("retry-after", RETRY_AFTER))
-    return immediate(error.status, error.body(), headers, details=f"kvbraid_{error.code}")
+        reply.immediate_response.headers.set_headers.append(header("retry-after", RETRY_AFTER))
+    return reply
 
 
-def immediate(
-    status: int, body: bytes, headers: Iterable[HeaderValueOption], *, details: str
-) -> ProcessingResponse:
-    """Return an answer that comes from here; `details` are for Envoy's log."""
+def answer_of(body: bytes, *, status: int = 200, details: str = "kvbraid") -> ProcessingResponse:
+    """Return an answer in JSON that comes from here; `details` are for Envoy's log."""
     return ProcessingResponse(
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=status),
-            headers=HeaderMutation(set_headers=headers),
+            headers=HeaderMutation(set_headers=[header("content-type", b"application/json")]),
             body=body,
             details=details,
         )

@@ -11,11 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from math import isfinite
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
+from kvbraid.gateway.app import MODELS_PATH, models_answer
 from kvbraid.gateway.asking import Asker, Question, name_of
 from kvbraid.gateway.choosing import Chooser
 from kvbraid.gateway.counts import GatewayCounts
+from kvbraid.gateway.envoy.logs import Ended
 from kvbraid.gateway.envoy.messages import Destination
 from kvbraid.gateway.envoy.processing import AskedBy, Processing, Told
 from kvbraid.gateway.fleet import Fleet
@@ -29,12 +31,24 @@ from kvbraid.service.errors import RefusalError
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ReportBody
 
+EntryKind: TypeAlias = Literal["noted", "other_pod", "unknown", "no_end", "tcp"]
+"""What became of an entry of the access log.
+
+`other_pod`: another one than the chosen has answered, so it says nothing of what was expected.
+`unknown`: no request of this name is booked: never, no longer, or not here. `no_end`: it has no
+name, or is not about an end. `tcp`: it is of a connection.
+"""
+
 _DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")
 _DIGITS: Final = re.compile(r"[0-9]{1,15}")
 
 
 class Picker:
-    """Answers the questions of one server's streams. `counts` is for its metrics."""
+    """Answers the questions of one server's streams.
+
+    `counts`, `served` and `hints` are for its metrics: how pods and prompts fared, who has given
+    answers, and which endpoints were handed over.
+    """
 
     def __init__(self, service: Service, reader: PromptReader, config: FleetConfig) -> None:
         self._picking = service.picking
@@ -43,6 +57,7 @@ class Picker:
         self._fallbacks = config.envoy.fallbacks
         self.counts = GatewayCounts()
         self.served: Counter[str] = Counter()
+        self.hints: Counter[str] = Counter()
         self.fleet = Fleet(service, config.forwarding)
         self._asker = Asker(reader, Chooser(service, self.fleet, self.counts))
         self._num_asking = 0
@@ -70,10 +85,15 @@ class Picker:
         self._owners[decision.name] = stream
         return destination
 
+    def at_once(self, asked: AskedBy) -> bytes | None:
+        """Return the answer to a request that needs no pod, if it is one."""
+        headers = as_text(asked.given)
+        is_models = headers.get(":method") == "GET" and _path(headers) == MODELS_PATH
+        return models_answer(self.fleet) if is_models else None
+
     async def _decide(self, asked: AskedBy) -> Decision:
         headers = as_text(asked.given)
-        path, _, _ = headers.get(":path", "").partition("?")
-        method = headers.get(":method", "")
+        method, path = headers.get(":method", ""), _path(headers)
         if _DOTS.search(path) or not path.startswith(self._paths):
             raise RefusalError("not_found", f"{method} {path}")
         told = _DIGITS.fullmatch(headers.get("content-length", ""))
@@ -94,7 +114,9 @@ class Picker:
         """Return the pods that a data plane does not allow."""
         if candidates is None:
             return frozenset()
-        allowed = self.fleet.at(candidates)
+        found = [self.fleet.at([each]) for each in candidates]
+        self.hints.update("of_a_pod" if pods else "unknown" for pods in found)
+        allowed = frozenset[PodId]().union(*found)
         if not allowed:
             told = f"none of the {len(candidates)} endpoints handed over is that of a pod"
             raise RefusalError("no_pod", told)
@@ -140,36 +162,65 @@ class Picker:
         name = self._names.get(stream)
         if name is None or self._owners.get(name) is not stream:
             return  # Asked about again meanwhile: the booking is another stream's.
-        self.tell(name, told)
+        self._tell(name, told)
         if told.event != "first_token":
-            self.forget(stream)
+            self._forget(stream)
 
-    def forget(self, stream: Processing) -> None:
-        """Forget a stream that is over, or whose request is."""
+    def close(self, stream: Processing, *, is_sent: bool) -> None:
+        """End what a stream has booked that is over; `is_sent` says that Envoy was answered."""
+        for told in stream.close(is_sent=is_sent):
+            self.report(stream, told)
+        if not is_sent:
+            self.report(stream, Told("failed"))
+        self._forget(stream)
+        if stream.served:
+            self.served[stream.served] += 1
+
+    def _forget(self, stream: Processing) -> None:
         name = self._names.pop(stream, None)
         if name is not None and self._owners.get(name) is stream:
             del self._owners[name]
 
-    def tell(self, name: str, told: Told) -> bool:
-        """Tell the router what has become of a request; say whether it is booked."""
+    def _tell(self, name: str, told: Told) -> bool:
+        """Tell the router what has become of a request; say whether it was booked."""
+        is_booked = self._picking.rank(name) is not None
         cached = other = None
-        if told.event == "end":
+        if is_booked and told.event == "end":
             rungs = self._picking.rungs(name)
             found = delivered(told.usage, rungs.prompt if rungs is not None else 0)
             self.counts.usage[found.said] += 1
             cached, other = found.cached_tokens, found.prompt_tokens
         report = ReportBody(pick=name, event=told.event, cached_tokens=cached, prompt_tokens=other)
-        return self._picking.report(report).status == "noted"
+        self._picking.report(report)
+        return is_booked
+
+    def note_end(self, ended: Ended) -> EntryKind:
+        """Tell the router what the access log says of a request."""
+        rank = self._picking.rank(ended.name)
+        pods = self.fleet.at([ended.endpoint] if ended.endpoint else [])
+        if ended.failure:
+            self.counts.failures[ended.failure] += 1
+            for pod in pods or ({rank[0]} if rank is not None else ()):
+                self.fleet.note_failure(pod, ended.failure, now=self.now())
+        else:
+            for pod in pods:
+                self.fleet.note_answer(pod)
+        is_other = rank is not None and pods and rank[0] not in pods
+        is_known = self._tell(ended.name, Told("failed") if is_other else ended.told)
+        return "unknown" if not is_known else "other_pod" if is_other else "noted"
 
     def sweep(self, now: float) -> None:
         """End the rests of pods that are over."""
         self.fleet.end_rests(now)
 
-    @property
-    def num_owned(self) -> int:
-        """How many open streams own a booking."""
-        return len(self._owners)
+    def check_integrity(self) -> None:
+        """Assert that every owner knows what it owns. For tests."""
+        assert all(self._names[stream] == name for name, stream in self._owners.items())
 
     def now(self) -> float:
         """Return the time by which pods rest."""
         return asyncio.get_running_loop().time()
+
+
+def _path(headers: Mapping[str, str]) -> str:
+    return headers.get(":path", "").partition("?")[0]

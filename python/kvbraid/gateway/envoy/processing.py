@@ -86,7 +86,7 @@ class _Phase(Enum):
     BODY = "waits for the rest of its body"
     ASKED = "waits for a destination"
     SENT = "has one"
-    REFUSED = "has none, and gets none"
+    ANSWERED = "needs none any more"
 
 
 _AT_ONCE: Final = frozenset({BodyMode.NONE, BodyMode.STREAMED})
@@ -124,6 +124,11 @@ class Processing:
     def num_kept(self) -> int:
         """How many bytes of the request's body are kept."""
         return len(self._body)
+
+    @property
+    def is_for_the_log(self) -> bool:
+        """Whether only the access log can tell how the answer ends."""
+        return self._is_configured and self._response_mode is BodyMode.NONE
 
     @property
     def waits_for_client(self) -> bool:
@@ -235,13 +240,17 @@ class Processing:
             parts = pieces(bytes(self._body), is_whole=self._body_ended)
             replies += [about("request_body", part) for part in parts]
         replies += map(about, self._owed)
-        self._body = bytearray()
+        self._body, self._given = bytearray(), {}
         return replies
 
     def refuse(self, error: RefusalError) -> list[ProcessingResponse]:
-        """Return the answer that ends the request; nothing that comes after it matters."""
-        self._phase, self._body = _Phase.REFUSED, bytearray()
-        return [refusal_of(error)]
+        """Return the answer that ends a request which no pod gets."""
+        return self.answer(refusal_of(error))
+
+    def answer(self, reply: ProcessingResponse) -> list[ProcessingResponse]:
+        """End the request with an answer from here; nothing that comes after it matters."""
+        self._phase, self._body = _Phase.ANSWERED, bytearray()
+        return [reply]
 
     # ---- the answer ------------------------------------------------------------------------
 
@@ -297,8 +306,7 @@ class Processing:
         answers, only its access log knows.
         """
         self._body = bytearray()
-        is_for_the_log = is_sent and self._response_mode is BodyMode.NONE
-        if not self._is_booked or is_for_the_log:
+        if not self._is_booked or (is_sent and self.is_for_the_log):
             return ()
         self._is_booked = False
         return (Told("end" if self._has_bytes else "failed"),)

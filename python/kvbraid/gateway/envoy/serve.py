@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from kvbraid.gateway.envoy.metrics import EnvoyMetrics
 from kvbraid.gateway.envoy.picker import Picker
 from kvbraid.gateway.envoy.server import PickServer
 from kvbraid.gateway.prompts import PromptReader
@@ -25,6 +26,7 @@ class PickApplication(Application):
         self.grpc = PickServer(
             service, self.picker, config, access=access, limits=self.connection_limits
         )
+        self.metrics.add(EnvoyMetrics(self.picker, self.grpc))
 
     async def start(self) -> None:
         """Listen for gRPC."""

@@ -14,8 +14,14 @@ import grpc
 import grpc.aio
 
 from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.gateway.envoy.logs import read_entry
+from kvbraid.gateway.envoy.messages import answer_of
 from kvbraid.gateway.envoy.picker import Picker
-from kvbraid.gateway.envoy.processing import Processing
+from kvbraid.gateway.envoy.processing import AskedBy, Processing
+from kvbraid.gateway.envoy.protos.access_log_pb2 import (
+    StreamAccessLogsMessage,
+    StreamAccessLogsResponse,
+)
 from kvbraid.gateway.envoy.protos.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from kvbraid.gateway.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from kvbraid.service.config import FleetConfig
@@ -25,8 +31,10 @@ from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.registry import Service
 
 EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+ACCESS_LOG: Final = "envoy.service.accesslog.v3.AccessLogService"
 _HEALTH: Final = "grpc.health.v1.Health"
 _SERVING, _NOT_SERVING = 1, 2
+_TICK_S: Final = 0.05
 _MESSAGE_BYTES: Final = 1 << 20
 """What a message may be longer than the longest body: headers, metadata, attributes."""
 
@@ -48,6 +56,7 @@ class Streams:
     ) -> None:
         self._picker = picker
         self._options = config.envoy
+        self._first_tokens = config.routing.options.first_tokens
         self._access = access
         self._limits = limits
         self.num_open = 0
@@ -69,11 +78,7 @@ class Streams:
         finally:
             self.num_open -= 1
             self.ends[end] += 1
-            if stream.served:
-                self._picker.served[stream.served] += 1
-            for told in stream.close(is_sent=talk.is_sent):
-                self._picker.report(stream, told)
-            self._picker.forget(stream)
+            self._picker.close(stream, is_sent=talk.is_sent)
             talk.release()
 
     async def _serve(self, talk: "_Talk") -> None:
@@ -97,7 +102,6 @@ class Streams:
         stream, context = talk.stream, talk.context
         if self.num_open > self._options.streams:
             raise RefusalError("too_many_requests", f"{self._options.streams} streams are open")
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._limits.limits.request_s) as patience:
             while (message := await context.read()) is not grpc.aio.EOF:
                 progress = stream.receive(message)
@@ -105,15 +109,39 @@ class Streams:
                 for told in progress.told:
                     self._picker.report(stream, told)
                 await talk.write(progress.replies)
-                if progress.asks is not None:
-                    patience.reschedule(loop.time() + self._options.decide_s)
-                    destination = await self._picker.decide(stream, progress.asks)
-                    patience.reschedule(None)  # Its answer may take as long as it will.
-                    replies = stream.send_to(destination)
-                    talk.release()
-                    await talk.write(replies)
-                    talk.is_sent = True
-                    self.answers["sent"] += 1
+                if progress.asks is not None and not await self._answer(
+                    talk, progress.asks, patience
+                ):
+                    return
+
+    async def _answer(self, talk: "_Talk", asked: AskedBy, patience: asyncio.Timeout) -> bool:
+        """Answer a question; say whether the request goes to a pod."""
+        own = self._picker.at_once(asked)
+        if own is not None:
+            self.answers["from_here"] += 1
+            await talk.write(talk.stream.answer(answer_of(own)))
+            return False
+        patience.reschedule(asyncio.get_running_loop().time() + self._options.decide_s)
+        destination = await self._picker.decide(talk.stream, asked)
+        if patience.expired():
+            await asyncio.sleep(0)  # Here it is noticed.
+        patience.reschedule(None)  # The pod's answer may take as long as it will.
+        replies = talk.stream.send_to(destination)
+        talk.release()
+        await talk.write(replies)
+        talk.is_sent = True
+        self.answers["sent"] += 1
+        self._hint(talk.stream)
+        return True
+
+    def _hint(self, stream: Processing) -> None:
+        """Say once that first tokens are expected which nobody reports."""
+        if self._first_tokens and stream.is_for_the_log:
+            self._first_tokens = False
+            _logger.warning(
+                "Envoy sends no bodies of answers, so nobody reports first tokens: "
+                "set first_tokens = false in [router]"
+            )
 
     def _too_late(self, talk: "_Talk") -> RefusalError:
         if talk.stream.waits_for_client:
@@ -162,6 +190,41 @@ async def _check(access: Access, context: _Context) -> None:
         )
 
 
+class AccessLog:
+    """The streams of the access log; `entries` counts what became of their entries."""
+
+    def __init__(self, picker: Picker, access: Access) -> None:
+        self._picker = picker
+        self._access = access
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.entries: Counter[str] = Counter()
+
+    async def receive(self, requests: object, context: _Context) -> StreamAccessLogsResponse:
+        """Note the entries of one stream; Envoy keeps it open as long as it runs."""
+        del requests  # They are read one by one.
+        await _check(self._access, context)
+        task = asyncio.current_task()
+        assert task is not None  # Every coroutine that runs is run by one.
+        self._tasks.add(task)
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                self._note(message)
+        finally:
+            self._tasks.discard(task)
+        return StreamAccessLogsResponse()
+
+    def _note(self, message: StreamAccessLogsMessage) -> None:
+        self.entries["tcp"] += len(message.tcp_logs.log_entry)
+        for entry in message.http_logs.log_entry:
+            ended = read_entry(entry)
+            self.entries["no_end" if ended is None else self._picker.note_end(ended)] += 1
+
+    def close(self) -> None:
+        """End all streams."""
+        for task in self._tasks:
+            task.cancel()
+
+
 class PickServer:
     """The gRPC server of a picker; it opens on the loop that starts it."""
 
@@ -179,6 +242,7 @@ class PickServer:
         self._host = config.envoy.host or config.server.host
         self._message_bytes = config.limits.body_bytes + _MESSAGE_BYTES
         self.streams = Streams(picker, config, access=access, limits=limits)
+        self.log = AccessLog(picker, access)
         self._server: grpc.aio.Server | None = None
         self._is_ending = False
         self.address = ""
@@ -212,13 +276,22 @@ class PickServer:
         """Take no more streams, and end those after `end_s` that are still open."""
         self._is_ending = True
         if self._server is not None:
-            await self._server.stop(end_s)
+            ending = asyncio.ensure_future(self._server.stop(end_s))
+            while self.streams.num_open and not ending.done():
+                await asyncio.sleep(_TICK_S)
+            self.log.close()
+            await ending
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
         process = grpc.stream_stream_rpc_method_handler(
             self.streams.process,
             ProcessingRequest.FromString,
             ProcessingResponse.SerializeToString,
+        )
+        log = grpc.stream_unary_rpc_method_handler(
+            self.log.receive,
+            StreamAccessLogsMessage.FromString,
+            StreamAccessLogsResponse.SerializeToString,
         )
         check = grpc.unary_unary_rpc_method_handler(
             self._check_health,
@@ -227,6 +300,7 @@ class PickServer:
         )
         return [
             grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process}),
+            grpc.method_handlers_generic_handler(ACCESS_LOG, {"StreamAccessLogs": log}),
             grpc.method_handlers_generic_handler(_HEALTH, {"Check": check}),
         ]
 
