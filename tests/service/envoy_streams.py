@@ -10,7 +10,20 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.struct_pb2 import Struct
+from google.protobuf.wrappers_pb2 import UInt32Value
 from kvbraid.gateway.envoy.processing import BodyMode
+from kvbraid.gateway.envoy.protos.access_log_pb2 import (
+    AccessLogCommon,
+    Address,
+    HTTPAccessLogEntries,
+    HTTPAccessLogEntry,
+    HTTPRequestProperties,
+    HTTPResponseProperties,
+    ResponseFlags,
+    SocketAddress,
+    StreamAccessLogsMessage,
+    StreamAccessLogsResponse,
+)
 from kvbraid.gateway.envoy.protos.ext_proc_pb2 import (
     HeaderMap,
     HeaderValue,
@@ -24,7 +37,7 @@ from kvbraid.gateway.envoy.protos.ext_proc_pb2 import (
 )
 from kvbraid.gateway.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from kvbraid.gateway.envoy.serve import PickApplication
-from kvbraid.gateway.envoy.server import EXT_PROC
+from kvbraid.gateway.envoy.server import ACCESS_LOG, EXT_PROC
 from kvbraid.gateway.prompts import PromptReader
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, Limits, PodConfig, Serving
@@ -119,6 +132,36 @@ def response_trailers() -> ProcessingRequest:
     return ProcessingRequest(response_trailers=HttpTrailers())
 
 
+def entry(
+    name: str,
+    status: int = 200,
+    *,
+    endpoint: str = "",
+    flags: Mapping[str, bool] | None = None,
+    usage: Metadata | None = None,
+    kind: int = 6,
+    has_begun: bool = True,
+) -> HTTPAccessLogEntry:
+    """Return an entry of the access log, as Envoy writes it at the end of a request."""
+    host, _, port = endpoint.rpartition(":")
+    common = AccessLogCommon(
+        upstream_remote_address=Address(
+            socket_address=SocketAddress(address=host.strip("[]"), port_value=int(port or 0))
+        ),
+        response_flags=ResponseFlags(**(flags or {})),
+        access_log_type=kind,
+    )
+    if has_begun:
+        common.time_to_first_upstream_rx_byte.nanos = 1
+    if usage is not None:
+        common.metadata.ParseFromString(usage.SerializeToString())
+    return HTTPAccessLogEntry(
+        common_properties=common,
+        request=HTTPRequestProperties(request_id=name),
+        response=HTTPResponseProperties(response_code=UInt32Value(value=status)),
+    )
+
+
 def changed(reply: ProcessingResponse) -> dict[str, str]:
     """The headers that an answer sets."""
     part: Any = getattr(reply, reply.WhichOneof("response") or "")
@@ -197,6 +240,16 @@ class Envoy:
     @property
     def num_booked(self) -> int:
         return self.service.picking.num_booked()
+
+    async def log(self, *entries: HTTPAccessLogEntry) -> None:
+        """Send entries of the access log, and wait until they were read."""
+        method = self.channel.stream_unary(
+            f"/{ACCESS_LOG}/StreamAccessLogs",
+            StreamAccessLogsMessage.SerializeToString,
+            StreamAccessLogsResponse.FromString,
+        )
+        message = StreamAccessLogsMessage(http_logs=HTTPAccessLogEntries(log_entry=entries))
+        await method(iter([message]))
 
     async def health(self, name: str) -> int:
         check = self.channel.unary_unary(

@@ -29,7 +29,6 @@ class EnvoyMetrics(Collector):
             "kvbraid_envoy_streams", "Streams that are open.", value=streams.num_open
         )
         yield from (
-            counter("envoy_stream_ends", "Streams, by how they ended.", "end", streams.ends),
             counter("envoy_messages", "Messages of streams, by kind.", "kind", streams.messages),
             counter("envoy_answers", "Requests, by what was answered.", "answer", streams.answers),
             counter("envoy_hints", "Endpoints that were handed over.", "hint", picker.hints),

@@ -31,12 +31,12 @@ from kvbraid.service.errors import RefusalError
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ReportBody
 
-EntryKind: TypeAlias = Literal["noted", "other_pod", "unknown", "no_end", "tcp"]
+EntryKind: TypeAlias = Literal["noted", "other_pod", "unknown", "no_end", "tcp", "garbage"]
 """What became of an entry of the access log.
 
 `other_pod`: another one than the chosen has answered, so it says nothing of what was expected.
 `unknown`: no request of this name is booked: never, no longer, or not here. `no_end`: it has no
-name, or is not about an end. `tcp`: it is of a connection.
+name, or is not about an end. `tcp`: it is of a connection. `garbage`: a message without any.
 """
 
 _DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")

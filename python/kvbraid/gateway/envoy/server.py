@@ -6,12 +6,15 @@ but its own stream.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.gateway.envoy.logs import read_entry
@@ -47,8 +50,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class Streams:
     """The streams of ext_proc that are open, each of them one HTTP request.
 
-    `messages` counts what came, `answers` what was answered about requests, `ends` how streams
-    have ended.
+    `messages` counts what came, `answers` what was answered about requests.
     """
 
     def __init__(
@@ -62,7 +64,6 @@ class Streams:
         self.num_open = 0
         self.messages: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
-        self.ends: Counter[str] = Counter()
 
     async def process(self, requests: object, context: _Context) -> None:
         """Serve one stream."""
@@ -71,13 +72,10 @@ class Streams:
         stream = Processing(self.messages, most_bytes=self._limits.limits.body_bytes)
         talk = _Talk(stream, context, self._limits)
         self.num_open += 1
-        end = "broken"
         try:
             await self._serve(talk)
-            end = "closed"
         finally:
             self.num_open -= 1
-            self.ends[end] += 1
             self._picker.close(stream, is_sent=talk.is_sent)
             talk.release()
 
@@ -103,7 +101,7 @@ class Streams:
         if self.num_open > self._options.streams:
             raise RefusalError("too_many_requests", f"{self._options.streams} streams are open")
         async with asyncio.timeout(self._limits.limits.request_s) as patience:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while (message := await _next(context, self.messages)) is not grpc.aio.EOF:
                 progress = stream.receive(message)
                 talk.hold()
                 for told in progress.told:
@@ -175,6 +173,31 @@ class _Talk:
         self._held = 0
 
 
+def _read(kind: type[Message]) -> Callable[[bytes], Message | DecodeError]:
+    """Return a reader of messages; what is none is an error that is handed on."""
+
+    def read(data: bytes) -> Message | DecodeError:
+        try:
+            return kind.FromString(data)
+        except DecodeError as error:
+            return error
+
+    return read
+
+
+async def _next(context: _Context, counts: Counter[str]) -> Any:  # noqa: ANN401 - or the end
+    """Return the next message of a call.
+
+    Raises:
+        RefusalError: What came is none, and was counted.
+    """
+    message = await context.read()
+    if isinstance(message, DecodeError):
+        counts["garbage"] += 1
+        raise RefusalError("invalid_value", "what came is no message of this protocol")
+    return message
+
+
 async def _check(access: Access, context: _Context) -> None:
     """End a call that may not change anything: a decision is a booking."""
     given = dict(context.invocation_metadata() or ())
@@ -196,21 +219,15 @@ class AccessLog:
     def __init__(self, picker: Picker, access: Access) -> None:
         self._picker = picker
         self._access = access
-        self._tasks: set[asyncio.Task[Any]] = set()
         self.entries: Counter[str] = Counter()
 
     async def receive(self, requests: object, context: _Context) -> StreamAccessLogsResponse:
         """Note the entries of one stream; Envoy keeps it open as long as it runs."""
         del requests  # They are read one by one.
         await _check(self._access, context)
-        task = asyncio.current_task()
-        assert task is not None  # Every coroutine that runs is run by one.
-        self._tasks.add(task)
-        try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+        with contextlib.suppress(RefusalError):
+            while (message := await _next(context, self.entries)) is not grpc.aio.EOF:
                 self._note(message)
-        finally:
-            self._tasks.discard(task)
         return StreamAccessLogsResponse()
 
     def _note(self, message: StreamAccessLogsMessage) -> None:
@@ -218,11 +235,6 @@ class AccessLog:
         for entry in message.http_logs.log_entry:
             ended = read_entry(entry)
             self.entries["no_end" if ended is None else self._picker.note_end(ended)] += 1
-
-    def close(self) -> None:
-        """End all streams."""
-        for task in self._tasks:
-            task.cancel()
 
 
 class PickServer:
@@ -279,18 +291,18 @@ class PickServer:
             ending = asyncio.ensure_future(self._server.stop(end_s))
             while self.streams.num_open and not ending.done():
                 await asyncio.sleep(_TICK_S)
-            self.log.close()
+            await self._server.stop(None)  # Streams of the access log never end by themselves.
             await ending
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
         process = grpc.stream_stream_rpc_method_handler(
             self.streams.process,
-            ProcessingRequest.FromString,
+            _read(ProcessingRequest),
             ProcessingResponse.SerializeToString,
         )
         log = grpc.stream_unary_rpc_method_handler(
             self.log.receive,
-            StreamAccessLogsMessage.FromString,
+            _read(StreamAccessLogsMessage),
             StreamAccessLogsResponse.SerializeToString,
         )
         check = grpc.unary_unary_rpc_method_handler(
