@@ -55,7 +55,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -278,6 +278,9 @@ docs: .venv/built ## Write the generated parts of docs/
 	.venv/bin/python -m tests.docs.layout_page
 	.venv/bin/python -m tests.docs.recovery_page
 	.venv/bin/python -m tests.docs.engines_pages
+
+protos: .venv/installed ## Write the modules of Envoy's messages from their .proto files
+	.venv/bin/python -m tests.golden.envoy_protos
 
 # ---- numbers and the real engine -----------------------------------------------------------
 

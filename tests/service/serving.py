@@ -14,6 +14,20 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
 MAIN = "from kvbraid.cli import main; main()"
+ONE_POD = """
+[server]
+ready_after_s = 0
+
+[[pods]]
+id = "a"
+model = "m"
+endpoint = "ipc://{folder}/none"
+url = "{url}/"
+
+[[pods.topology.groups]]
+kind = "full_attention"
+block_size = 16
+"""
 _T = TypeVar("_T")
 
 

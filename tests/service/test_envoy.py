@@ -1,6 +1,7 @@
 """Envoy asks a picker where requests go, over real sockets."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from kvbraid.gateway.envoy.protos.ext_proc_pb2 import ProcessingRequest
 from kvbraid.gateway.envoy.server import ACCESS_LOG, EXT_PROC
 from kvbraid.gateway.prompts import Prompt
 from kvbraid.ids import PodId
-from kvbraid.service.config import FleetConfig, Limits
+from kvbraid.service.config import FleetConfig, Limits, PodConfig
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.access import Access
@@ -248,7 +249,7 @@ async def test_others_are_named_for_retries_if_that_is_wanted() -> None:
 
 @in_loop
 async def test_a_pod_with_ranks_is_no_fallback_for_one_without() -> None:
-    pods = {"a": PODS["a"], "b": pod(PODS["b"], dp_size=2)}
+    pods: dict[str, str | PodConfig] = {"a": PODS["a"], "b": pod(PODS["b"], dp_size=2)}
     async with envoy(pods, options=options(fallbacks=2)) as them:
         for number in range(12):
             stream, endpoint = await picked(them, f"{number}")
@@ -432,6 +433,18 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async with envoy(limits=Limits(request_s=1)) as them:
         for mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED):
             assert await refusal(them, request_headers(mode)) == (408, "request_timeout")
+
+
+@in_loop
+async def test_a_body_that_comes_without_end_is_not_waited_for() -> None:
+    async with envoy(limits=Limits(request_s=1)) as them:
+        stream = them.stream()
+        await stream.send(request_headers(BodyMode.FULL_DUPLEX_STREAMED))
+        coming = asyncio.ensure_future(stream.reply())
+        while not coming.done():
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await stream.send(request_body(b"", ends=False))
+        assert refused(await coming) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize("method", [f"/{EXT_PROC}/Process", f"/{ACCESS_LOG}/StreamAccessLogs"])

@@ -28,23 +28,8 @@ from tests.service.route_pods import (
     prompt,
     until,
 )
-from tests.service.serving import MAIN, ROOT, serving
+from tests.service.serving import MAIN, ONE_POD, ROOT, serving
 from tests.unit.gateway.model_folders import TURNS, write_model
-
-CONFIG = """
-[server]
-ready_after_s = 0
-
-[[pods]]
-id = "a"
-model = "m"
-endpoint = "ipc://{folder}/none"
-url = "{url}/"
-
-[[pods.topology.groups]]
-kind = "full_attention"
-block_size = 16
-"""
 
 
 async def connected(url: str) -> Connection:
@@ -64,7 +49,7 @@ async def test_a_gateway_serves_and_lets_streams_finish_at_its_end(tmp_path: Pat
     go_on = asyncio.Event()
     async with Engine(streams).running() as engine:
         config = tmp_path / "fleet.toml"
-        config.write_text(CONFIG.format(folder=tmp_path, url=engine.url))
+        config.write_text(ONE_POD.format(folder=tmp_path, url=engine.url))
         starting = serving("--config", str(config), name="route")
         process, url = await asyncio.to_thread(starting.__enter__)
         clients = [await connected(url) for _ in range(2)]
@@ -113,7 +98,7 @@ async def test_texts_and_chats_have_tokens_if_the_models_files_are_there(tmp_pat
     text = {"model": "m", "prompt": "Hello " * 40}
     async with Engine().running() as engine:
         config = tmp_path / "fleet.toml"
-        config.write_text(CONFIG.format(folder=tmp_path, url=engine.url) + TOKENS)
+        config.write_text(ONE_POD.format(folder=tmp_path, url=engine.url) + TOKENS)
         starting = serving("--config", str(config), name="route")
         _process, url = await asyncio.to_thread(starting.__enter__)
         client = await connected(url)

@@ -72,11 +72,17 @@ except SystemExit as exit:
     ]
 
 
-def test_the_gateway_without_its_own_extra_names_that() -> None:
-    program = """
-sys.modules["aiohttp"] = None
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [("route", "aiohttp", "route"), ("pick-serve", "grpc", "envoy")],
+)
+def test_a_gateway_without_its_own_extra_names_that(
+    command: str, missing: str, extra: str
+) -> None:
+    program = f"""
+sys.modules["{missing}"] = None
 sys.stderr = sys.stdout
-sys.argv[1:] = ["route"]
+sys.argv[1:] = ["{command}"]
 from kvbraid.__main__ import main
 try:
     main()
@@ -84,8 +90,8 @@ except SystemExit as exit:
     print(exit.code)
 """
     assert fresh(program) == [
-        "kvbraid: kvbraid route needs aiohttp, which is not installed: in a checkout of kvbraid, "
-        "pip install '.[route]'",
+        f"kvbraid: kvbraid {command} needs {missing}, which is not installed: in a checkout of "
+        f"kvbraid, pip install '.[{extra}]'",
         "2",
     ]
 

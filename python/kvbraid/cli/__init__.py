@@ -195,7 +195,7 @@ def pick(
     pods: tuple[str, ...],
     **query: Any,  # noqa: ANN401
 ) -> None:
-    """Show which rank would get TOKENS, and what each of them would cost.
+    """Show which rank would get TOKENS, and what each would cost.
 
     A pick books the request. This one is reported as failed at once, so nothing stays booked.
     TOKENS is what `kvbraid score` takes, or the body of POST /v1/pick.
@@ -231,7 +231,7 @@ def pods(url: str, *, as_json: bool) -> None:
 @_json
 @_url
 def ladder(url: str, *, watch: bool, as_json: bool) -> None:
-    """Show how much of all prompts was reused, and why it was not more.
+    """Show how much of all prompts was reused, and why not more.
 
     It leads from the prompts over what was seen before, what the best and the chosen pods were
     expected to reuse, to what was delivered, in tokens since the server's start. It counts

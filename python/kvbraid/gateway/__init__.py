@@ -12,7 +12,8 @@ HTTP or keeps connections. In reading order:
     breakers    which pods have failed so often that they are left alone
     fleet       the pods: where they are, whom a model's name means, who cannot get a request
     choosing    what the router is asked about a request, and its choice
-    directions  where a request goes, for data planes that send it themselves
+    asking      what data planes ask that send requests themselves
+    directions  where a request goes, for such a data plane: POST /internal/route
     upstream    requests to pods over aiohttp
     exchange    one request on its way: what it waits for, and how its wait is ended
     queue       requests that wait because every pod is full
@@ -24,8 +25,9 @@ HTTP or keeps connections. In reading order:
     metrics     what the gateway has counted
     app         the application: the service's own routes, and everything else to a pod
     route       `kvbraid route`: all of it put together
+    envoy/      `kvbraid pick-serve`: Envoy asks over gRPC, and sends requests itself
 
-It comes with the extra `route`.
+It comes with the extra `route`, and `envoy/` with `envoy`.
 """
 
 from kvbraid.extras import require_route

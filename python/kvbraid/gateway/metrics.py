@@ -54,7 +54,6 @@ class ProxyMetrics(Collector):
             counter("gateway_polls", "Polls of pods' metrics, by outcome.", "outcome", polls),
             *self._engines(),
         )  # fmt: skip
-        )
         yield from of_pods(proxy.fleet, counts)
 
     def _engines(self) -> Iterable[Metric]:

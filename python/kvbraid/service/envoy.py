@@ -8,8 +8,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-_AtLeastOne = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
-
 
 class EnvoyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where to listen for gRPC, and when a question is given up.
@@ -22,5 +20,5 @@ class EnvoyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     host: Annotated[str, Meta(min_length=1)] | None = None
     port: Annotated[int, Meta(ge=0, le=65535)] = 9002
     decide_s: Annotated[float, Meta(gt=0)] = 4.0
-    streams: _AtLeastOne = 10_000
+    streams: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] = 10_000
     fallbacks: Annotated[int, Meta(ge=0, le=8)] = 0

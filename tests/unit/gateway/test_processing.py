@@ -1,12 +1,13 @@
 """One request as Envoy tells of it: messages in, messages out, in every mode of bodies."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.gateway.envoy.messages import MOST_PIECE_BYTES, Destination
-from kvbraid.gateway.envoy.processing import BodyMode, Processing, Progress, Told
+from kvbraid.gateway.envoy.processing import BodyMode, Processing, Reaction, Told
 from kvbraid.gateway.envoy.protos.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from kvbraid.gateway.usage import Usage
 from kvbraid.service.errors import RefusalError
@@ -41,7 +42,7 @@ class Talk:
         self.stream = Processing(self.counts, most_bytes=most_bytes)
         self.told: list[Told] = []
 
-    def receive(self, *messages: ProcessingRequest) -> list[Progress]:
+    def receive(self, *messages: ProcessingRequest) -> list[Reaction]:
         found = [self.stream.receive(message) for message in messages]
         self.told += [told for progress in found for told in progress.told]
         return found
@@ -189,7 +190,7 @@ def test_a_request_without_a_body_is_decided_at_once_in_every_mode(mode: BodyMod
 
 
 def test_what_a_client_could_steer_with_is_overwritten_or_removed() -> None:
-    spoofed = {
+    spoofed: dict[str, Any] = {
         "x_gateway_destination_endpoint": "evil:1", "x_gateway_model_name_rewrite": "n",
         "x_data_parallel_rank": "3", "X_Kvbraid_Model": "m", "accept": "*/*",
     }  # fmt: skip

@@ -73,7 +73,7 @@ class Told(NamedTuple):
     usage: Usage = Usage()
 
 
-class Progress(NamedTuple):
+class Reaction(NamedTuple):
     """What follows from a message: answers, perhaps a question, and news of the request."""
 
     replies: list[ProcessingResponse]
@@ -137,7 +137,7 @@ class Processing:
 
     # ---- messages --------------------------------------------------------------------------
 
-    def receive(self, message: ProcessingRequest) -> Progress:
+    def receive(self, message: ProcessingRequest) -> Reaction:
         """Take the next message.
 
         Raises:
@@ -147,7 +147,7 @@ class Processing:
         kind = message.WhichOneof("request")
         if kind is None or message.observability_mode:  # Copies want no answer.
             self._counts["unknown" if kind is None else "observed"] += 1
-            return Progress([])
+            return Reaction([])
         self._counts[kind] += 1
         if not self._is_configured:
             self._configure(message)
@@ -169,14 +169,14 @@ class Processing:
             and self._request_mode is BodyMode.STREAMED
         )
 
-    def _out_of_order(self, kind: str, body: HttpBody | None = None) -> Progress:
+    def _out_of_order(self, kind: str, body: HttpBody | None = None) -> Reaction:
         self._counts["out_of_order"] += 1
         mode = self._request_mode if kind.startswith("request") else self._response_mode
-        return Progress([about(kind, _unchanged(mode, body))])
+        return Reaction([about(kind, _unchanged(mode, body))])
 
     # ---- the request -----------------------------------------------------------------------
 
-    def _request_headers(self, message: ProcessingRequest) -> Progress:
+    def _request_headers(self, message: ProcessingRequest) -> Reaction:
         if self._phase is not _Phase.HEAD:
             return self._out_of_order("request_headers")
         self._given = headers_of(message.request_headers.headers)
@@ -188,14 +188,14 @@ class Processing:
         self._phase = _Phase.BODY
         if self._request_mode in _WHOLE:
             self._carrier = "request_body"
-            return Progress([about("request_headers", without(self._given))])
-        return Progress([])
+            return Reaction([about("request_headers", without(self._given))])
+        return Reaction([])
 
-    def _request_body(self, message: ProcessingRequest) -> Progress:
+    def _request_body(self, message: ProcessingRequest) -> Reaction:
         body = message.request_body
         if self._phase is not _Phase.BODY:
             if self._phase is _Phase.SENT and self._request_mode not in _WHOLE:
-                return Progress([about("request_body", _unchanged(self._request_mode, body))])
+                return Reaction([about("request_body", _unchanged(self._request_mode, body))])
             return self._out_of_order("request_body", body)
         length = self.num_kept + len(body.body)
         if length > self._most_bytes:
@@ -209,22 +209,22 @@ class Processing:
             return self._ask(is_whole=body.end_of_stream or told == str(length).encode())
         if body.end_of_stream or self._request_mode is BodyMode.BUFFERED:
             return self._ask(is_whole=True)
-        return Progress([])
+        return Reaction([])
 
-    def _request_trailers(self, message: ProcessingRequest) -> Progress:
+    def _request_trailers(self, message: ProcessingRequest) -> Reaction:
         del message
         if self._phase is not _Phase.BODY:
-            return Progress([about("request_trailers")])
+            return Reaction([about("request_trailers")])
         if self._request_mode in _WHOLE:  # The body was empty; headers are on their way.
             self._carrier = "request_trailers"
         else:
             self._owed.append("request_trailers")
         return self._ask(is_whole=True)
 
-    def _ask(self, *, is_whole: bool) -> Progress:
+    def _ask(self, *, is_whole: bool) -> Reaction:
         self._phase = _Phase.ASKED
         asked = AskedBy(self._given, bytes(self._body), not is_whole, self._candidates)
-        return Progress([], asks=asked)
+        return Reaction([], asks=asked)
 
     # ---- where it goes ---------------------------------------------------------------------
 
@@ -254,16 +254,16 @@ class Processing:
 
     # ---- the answer ------------------------------------------------------------------------
 
-    def _response_headers(self, message: ProcessingRequest) -> Progress:
+    def _response_headers(self, message: ProcessingRequest) -> Reaction:
         given = headers_of(message.response_headers.headers)
         status = given.get(b":status", b"")
         self._status = int(status) if status.isdigit() else 0
         told = self._note_served(served_by(message))
         if self._status >= _FAILED or message.response_headers.end_of_stream:
             told += self._end()
-        return Progress([about("response_headers", without(given))], told=told)
+        return Reaction([about("response_headers", without(given))], told=told)
 
-    def _response_body(self, message: ProcessingRequest) -> Progress:
+    def _response_body(self, message: ProcessingRequest) -> Reaction:
         body = message.response_body
         told: tuple[Told, ...] = ()
         if body.body and self._is_booked:
@@ -273,11 +273,11 @@ class Processing:
         if body.end_of_stream:
             told += self._end()
         reply = about("response_body", _unchanged(self._response_mode, body))
-        return Progress([reply], told=told)
+        return Reaction([reply], told=told)
 
-    def _response_trailers(self, message: ProcessingRequest) -> Progress:
+    def _response_trailers(self, message: ProcessingRequest) -> Reaction:
         del message
-        return Progress([about("response_trailers")], told=self._end())
+        return Reaction([about("response_trailers")], told=self._end())
 
     def _note_served(self, endpoint: str) -> tuple[Told, ...]:
         """Compare who has answered with who was to; another pod's answer says nothing of ours."""
@@ -312,7 +312,7 @@ class Processing:
         return (Told("end" if self._has_bytes else "failed"),)
 
 
-_HANDLERS: Final[Mapping[str, Callable[[Processing, ProcessingRequest], Progress]]] = {
+_HANDLERS: Final[Mapping[str, Callable[[Processing, ProcessingRequest], Reaction]]] = {
     "request_headers": Processing._request_headers,
     "request_body": Processing._request_body,
     "request_trailers": Processing._request_trailers,
