@@ -92,28 +92,27 @@ def _text(structs: Mapping[str, Struct], key: str, *names: str) -> str:
 # ---- what is answered -------------------------------------------------------------------------
 
 
-def sends(destination: Destination, given: Iterable[bytes]) -> CommonResponse:
-    """Return what changes a request on its way; `given` are the names of its headers."""
-    headers = {DESTINATION: destination.value, **destination.headers}
-    return CommonResponse(
-        header_mutation=HeaderMutation(
-            set_headers=[header(name, value.encode()) for name, value in headers.items()],
-            remove_headers=[name for name in controls(given) if name not in headers],
-        ),
-        clear_route_cache=True,
-    )
+def sends(kind: str, destination: Destination, given: Iterable[bytes]) -> ProcessingResponse:
+    """Return the answer to a message of some kind that sends the request on its way.
+
+    `given` are the names of the request's headers. Trailers have no room for a header.
+    """
+    reply = about(kind)
+    metadata = reply.dynamic_metadata.fields[NAMESPACE].struct_value
+    metadata.fields[DESTINATION].string_value = destination.value
+    if not kind.endswith("_trailers"):
+        headers = {DESTINATION: destination.value, **destination.headers}
+        response: CommonResponse = getattr(reply, kind).response
+        response.clear_route_cache = True
+        mutation = response.header_mutation
+        mutation.set_headers.extend(header(name, it.encode()) for name, it in headers.items())
+        mutation.remove_headers.extend(it for it in controls(given) if it not in headers)
+    return reply
 
 
 def controls(given: Iterable[bytes]) -> list[str]:
     """Return the headers by which a client could steer a data plane or an engine."""
     return [name.decode() for name in given if name == _RANK or is_control(name)]
-
-
-def metadata_of(destination: Destination) -> Struct:
-    """Return what load balancers of Envoy read."""
-    metadata = Struct()
-    metadata.update({NAMESPACE: {DESTINATION: destination.value}})
-    return metadata
 
 
 def header(name: str, value: bytes) -> HeaderValueOption:

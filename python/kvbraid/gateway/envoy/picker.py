@@ -87,8 +87,8 @@ class Picker:
 
     def at_once(self, asked: AskedBy) -> bytes | None:
         """Return the answer to a request that needs no pod, if it is one."""
-        headers = as_text(asked.given)
-        is_models = headers.get(":method") == "GET" and _path(headers) == MODELS_PATH
+        is_get = asked.given.get(b":method") == b"GET"
+        is_models = is_get and _path(as_text(asked.given)) == MODELS_PATH
         return models_answer(self.fleet) if is_models else None
 
     async def _decide(self, asked: AskedBy) -> Decision:

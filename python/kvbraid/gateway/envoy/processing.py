@@ -24,7 +24,6 @@ from kvbraid.gateway.envoy.messages import (
     about,
     headers_of,
     hints_of,
-    metadata_of,
     piece,
     pieces,
     refusal_of,
@@ -233,8 +232,7 @@ class Processing:
         assert self._phase is _Phase.ASKED, self._phase
         self._phase = _Phase.SENT
         self._destination, self._is_booked = destination, True
-        replies = [about(self._carrier, sends(destination, self._given))]
-        replies[0].dynamic_metadata.CopyFrom(metadata_of(destination))
+        replies = [sends(self._carrier, destination, self._given)]
         is_duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
         if is_duplex and (self._body or self._body_ended):
             parts = pieces(bytes(self._body), is_whole=self._body_ended)
