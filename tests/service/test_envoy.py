@@ -499,6 +499,18 @@ async def test_a_model_that_nobody_serves_is_refused() -> None:
 
 
 @in_loop
+async def test_a_pod_that_is_removed_meanwhile_leaves_no_booking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with envoy() as them:
+        monkeypatch.setattr(them.app.picker.fleet, "target", lambda pod: None)
+        messages = (request_headers(), request_body(prompt()))
+        assert await refusal(them, *messages) == (503, "no_pod")
+        await them.until(0)
+        assert them.service.picking.reports == {("failed", "noted"): 1}
+
+
+@in_loop
 async def test_an_error_of_ours_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     async with envoy() as them:
         them.index.fail = ValueError("boom")

@@ -80,10 +80,9 @@ class Picker:
             decision = await self._decide(asked)
         finally:
             self._num_asking -= 1
-        destination = self._destination(decision)
         self._names[stream] = decision.name
         self._owners[decision.name] = stream
-        return destination
+        return self._destination(decision)
 
     def at_once(self, asked: AskedBy) -> bytes | None:
         """Return the answer to a request that needs no pod, if it is one."""
@@ -125,7 +124,6 @@ class Picker:
     def _destination(self, decision: Decision) -> Destination:
         chosen = self._place(decision, decision.place)
         if chosen is None:
-            self._asker.release(decision.name)
             message = f"pod {decision.rank[0]} was removed"
             raise RefusalError("no_pod", message, remedy="send it again")
         endpoint, headers = chosen

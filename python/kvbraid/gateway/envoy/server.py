@@ -121,8 +121,6 @@ class Streams:
             return False
         patience.reschedule(asyncio.get_running_loop().time() + self._options.decide_s)
         destination = await self._picker.decide(talk.stream, asked)
-        if patience.expired():
-            await asyncio.sleep(0)  # Here it is noticed.
         patience.reschedule(None)  # The pod's answer may take as long as it will.
         replies = talk.stream.send_to(destination)
         talk.release()
