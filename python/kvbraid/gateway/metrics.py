@@ -46,7 +46,9 @@ class ProxyMetrics(Collector):
         )
         polls = self._poller.polls
         yield from (
-            counter("gateway_requests", "Requests, by how they ended.", "outcome", counts.outcomes),
+            counter(
+                "gateway_requests", "Requests, by how they ended.", "outcome", counts.outcomes,
+            ),
             counter(
                 "gateway_queued", "Requests that had to wait, by outcome.", "outcome",
                 queue.outcomes,
