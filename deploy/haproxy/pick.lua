@@ -1,6 +1,6 @@
--- Asks kvbraid where a request goes: POST /internal/route (docs/gateway.md, Other data planes).
+-- Asks kvbraid where a request goes: POST /internal/route (docs/haproxy.md).
 local HOST, PORT = os.getenv("KVBRAID_HOST"), tonumber(os.getenv("KVBRAID_PORT"))
-local TOKEN = os.getenv("KVBRAID_TOKEN")
+local TOKEN, PATIENCE_S = os.getenv("KVBRAID_TOKEN"), tonumber(os.getenv("KVBRAID_PATIENCE_S"))
 local TOLD = { [404] = true, [413] = true, [429] = true, [503] = true }  -- Clients hear these.
 
 local function question(txn)
@@ -17,7 +17,7 @@ end
 
 local function ask(txn)
   local socket = core.tcp()
-  socket:settimeout(5)
+  socket:settimeout(PATIENCE_S)
   if not socket:connect(HOST, PORT) or not socket:send(question(txn)) then return nil, "" end
   local answer = socket:receive("*a") or ""
   socket:close()

@@ -27,8 +27,8 @@ class SlowIndex(FakeIndex):
         threading.Event().wait(self.seconds)
         return super().explain(request)
 
-    def score(self, request: Request) -> FakeScores:
-        return FakeScores(request, self._ranks(request))
+    def score(self, request: Request, *, with_seen: bool = False) -> FakeScores:
+        return super().score(request, with_seen=with_seen)
 
 
 def main() -> None:

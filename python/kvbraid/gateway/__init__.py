@@ -14,6 +14,7 @@ HTTP or keeps connections. In reading order:
     choosing    what the router is asked about a request, and its choice
     asking      what data planes ask that send requests themselves
     directions  where a request goes, for such a data plane: POST /internal/route
+    ends        ends of requests, as HAProxy tells of them
     upstream    requests to pods over aiohttp
     exchange    one request on its way: what it waits for, and how its wait is ended
     queue       requests that wait because every pod is full

@@ -4,6 +4,7 @@
 so a silent one delays nothing.
 """
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 import msgspec
 
 from kvbraid.gateway.directions import DIRECTIONS_PATH, Directions
+from kvbraid.gateway.ends import hear
 from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.metrics import ProxyMetrics
 from kvbraid.gateway.polling import LoadPoller
@@ -78,6 +80,9 @@ class Gateway(Application):
         )
         self.metrics.add(ProxyMetrics(self.proxy, service.picking, self.poller))
         self._tells = options.tells
+        self._ends_at = options.ends
+        self._picking = service.picking
+        self._hearing: asyncio.DatagramTransport | None = None
         self._directions = Directions(
             reader,
             options,
@@ -106,9 +111,20 @@ class Gateway(Application):
         self.poller.start()
         self.proxy.sweep(now)
 
+    async def start(self) -> None:
+        """Hear of ends of requests, if another data plane tells of them.
+
+        Raises:
+            InvalidValueError: The address cannot be listened on.
+        """
+        if self._ends_at is not None:
+            self._hearing = await hear(self._ends_at, self._picking, self.proxy.counts)
+
     async def close(self) -> None:
         """Close the connections to pods."""
         await self.poller.close()
+        if self._hearing is not None:
+            self._hearing.close()
         await self.proxy.close()
 
     def _routes(self, options: ForwardingOptions) -> Sequence[Route]:

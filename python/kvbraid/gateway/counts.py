@@ -15,6 +15,7 @@ class GatewayCounts:
         unknown: Prompts without tokens, by reason.
         usage: What engines said of reused tokens: `counted`, `not_reported`, `other_prompt`,
             `unknown_prompt`.
+        ends: Lines about ends of requests: `reported`, `not_chosen`, `unreadable`.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -22,3 +23,4 @@ class GatewayCounts:
     retries: int = 0
     unknown: Counter[str] = field(default_factory=Counter)
     usage: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)

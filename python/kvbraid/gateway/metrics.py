@@ -57,6 +57,9 @@ class ProxyMetrics(Collector):
             *self._engines(),
         )  # fmt: skip
         yield from of_pods(proxy.fleet, counts)
+        yield counter(
+            "gateway_ends", "Lines of HAProxy about ends of requests.", "line", counts.ends
+        )
 
     def _engines(self) -> Iterable[Metric]:
         """Yield what engines say of their load; old readings are left out."""

@@ -33,7 +33,8 @@ class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     up to `queued_s`, among at most `queued` others and `queued_bytes` of theirs. Each pod is asked
     for its metrics every `metrics_s`; `inf`: never. `paths` are the beginnings of paths that are
     passed on. If `tells` is false, no client is told what pods hold. With `include_usage`, streams
-    whose clients do not ask for their usage are asked for it, and their clients do not see it.
+    whose clients do not ask for their usage are asked for it, and their clients do not see it. At
+    `ends`, HAProxy tells of requests' ends, over UDP.
     """
 
     connect_s: _Seconds = 5.0
@@ -54,3 +55,4 @@ class ForwardingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     paths: tuple[_Path, ...] = PATHS
     tells: bool = True
     include_usage: bool = False
+    ends: Annotated[str, Meta(pattern=r"^[^ ]+:[0-9]{1,5}$")] | None = None

@@ -4,20 +4,30 @@ import asyncio
 import json
 import os
 import shutil
-import socket
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kvbraid.gateway.ends import hear
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig, Serving
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.access import Access
 
-from tests.service.route_pods import Asked, Fleet, fleet, get, greets, in_loop, post, prompt, until
+from tests.gateway.programs import ask, attempt, free_port, listens, program, route_command, silent
+from tests.service.route_pods import (
+    Asked,
+    Behaviour,
+    Fleet,
+    fleet,
+    get,
+    greets,
+    in_loop,
+    post,
+    prompt,
+    until,
+)
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "haproxy"
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -25,59 +35,26 @@ HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin"
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="needs haproxy")
 
 
-def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    with socket.socket(socket.AF_INET, kind) as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
-@asynccontextmanager
-async def process(*command: str, says: bytes = b"", env: dict[str, str]) -> AsyncIterator[None]:
-    """Run a program until the end of a test; first it must say something, if that is given."""
-    running = await asyncio.create_subprocess_exec(
-        *command, env={**os.environ, **env}, stdout=PIPE
-    )
-    try:
-        assert running.stdout is not None
-        if says:
-            assert says in await running.stdout.readline()
-        yield
-    finally:
-        running.kill()
-        await running.communicate()
-
-
 @asynccontextmanager
 async def haproxy(them: Fleet, **env: str) -> AsyncIterator[int]:
-    """Run HAProxy, and what hears from it of requests' ends; yield its port."""
+    """Run HAProxy before a gateway, which hears from it of requests' ends; yield its port."""
     assert HAPROXY is not None
-    port, ends = free_port(), free_port(socket.SOCK_DGRAM)
+    port = free_port()
+    hearing = await hear("127.0.0.1:0", them.service.picking, them.proxy.counts)
+    host, ends = hearing.get_extra_info("sockname")
     given = {
         "KVBRAID_LISTEN": f"127.0.0.1:{port}",
         "KVBRAID_PORT": str(them.port),
-        "KVBRAID_ENDS": f"127.0.0.1:{ends}",
+        "KVBRAID_ENDS": f"{host}:{ends}",
         "KVBRAID_LUA": str(FOLDER / "pick.lua"),
         **env,
     }
-    script = (sys.executable, str(FOLDER / "ends.py"), str(ends), f"127.0.0.1:{them.port}")
-    config = env.get("CONFIG", str(FOLDER / "haproxy.cfg"))
-    program = (HAPROXY, "-db", "-q", "-f", config)
-    async with process(*script, says=b"hears", env=env), process(*program, env=given):
-        while True:
-            try:
-                await them.connect(port)
-                break
-            except OSError:
-                await asyncio.sleep(0.01)
-        yield port
-
-
-async def ask(them: Fleet, port: int, request: bytes) -> tuple[int, bytes]:
-    client = await them.connect(port)
-    await client.send(request)
-    head, body = await client.answer()
-    return head.status, body
+    command = (HAPROXY, "-db", "-f", env.get("CONFIG", str(FOLDER / "haproxy.cfg")))
+    try:
+        async with program(*command, is_ready=lambda _: listens(port), env=given):
+            yield port
+    finally:
+        hearing.close()
 
 
 def code(body: bytes) -> str:
@@ -95,6 +72,7 @@ async def test_events_pass_one_by_one_and_the_end_is_reported() -> None:
         await asked.begin()
         for _ in range(3):
             await asked.event(str(await told.get()))
+        await told.get()
         await asked.end()
 
     told: asyncio.Queue[int] = asyncio.Queue()
@@ -108,6 +86,7 @@ async def test_events_pass_one_by_one_and_the_end_is_reported() -> None:
                 assert (await client.head()).headers["content-type"] == "text/event-stream"
             assert await client.chunk() == b"data: %d\n\n" % number
             assert them.num_booked == 1
+        told.put_nowait(3)
         assert await client.chunk() == b""
         await until(lambda: not them.num_booked)
         assert reported(them, "end") == 1
@@ -158,11 +137,85 @@ async def test_without_kvbraid_the_pod_with_fewest_connections_may_get_it(tmp_pa
 
 
 @in_loop
-async def test_a_pod_that_is_dead_is_a_503_and_reported_as_failed() -> None:
+async def test_kvbraid_that_says_nothing_counts_as_away() -> None:
+    async with fleet(greets) as them, silent() as port:
+        env = {"KVBRAID_PORT": str(port), "KVBRAID_PATIENCE_S": "0.1"}
+        async with haproxy(them, **env) as clients:
+            status, body = await ask(them, clients, post())
+            assert (status, code(body)) == (503, "no_pod")
+
+
+@in_loop
+async def test_kvbraid_may_be_killed_and_started_again(tmp_path: Path) -> None:
+    async def streams(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event("1")
+        await go_on.wait()
+        await asked.event("2")
+        await asked.end()
+
+    go_on, number = asyncio.Event(), free_port()
+    async with fleet(streams) as them:
+        command = route_command(tmp_path, them.engines, number)
+        async with haproxy(them, KVBRAID_PORT=str(number)) as port:
+            client = await them.connect(port)
+            async with program(*command, is_ready=lambda _: listens(number)):
+                await client.send(post())
+                assert (await client.head()).status == 200
+                assert await client.chunk() == b"data: 1\n\n"
+            assert (await ask(them, port, post()))[0] == 503
+            go_on.set()
+            assert await client.chunk() == b"data: 2\n\n"
+            async with program(*command, is_ready=lambda _: listens(number)):
+                assert (await attempt(port, post())) == 200
+
+
+async def dies(asked: Asked) -> None:
+    asked.die()
+
+
+async def is_busy(asked: Asked) -> None:
+    await asked.answer(b"{}", "503 Service Unavailable")
+
+
+async def garbage(asked: Asked) -> None:
+    await asked.write(b"garbage\r\n\r\n")
+
+
+@pytest.mark.parametrize("behaviour", [dies, is_busy, garbage])
+@in_loop
+async def test_another_pod_gets_a_request_that_the_first_did_not_take(
+    behaviour: Behaviour,
+) -> None:
+    async with fleet(greets, behaviour) as them, haproxy(them) as port:
+        while not them.engines["b"].asked:
+            assert await ask(them, port, post()) == (200, b'{"choices": []}')
+        await until(lambda: not them.num_booked)
+        assert reported(them, "failed") >= 1
+
+
+@in_loop
+async def test_a_pod_that_is_dead_is_noticed_and_left_alone() -> None:
+    options = ForwardingOptions(failures=1)
+    async with fleet(greets, options=options) as them, haproxy(them) as port:
+        them.service.put(PodId("z"), pod(f"http://127.0.0.1:{free_port()}"))
+        while not them.proxy.fleet.resting:
+            assert (await ask(them, port, post()))[0] == 200
+        assert them.proxy.fleet.resting == {"z"}
+        outcomes = dict(them.proxy.counts.outcomes)
+        for _ in range(16):
+            assert (await ask(them, port, post()))[0] == 200
+        assert dict(them.proxy.counts.outcomes) == outcomes  # None of them came through kvbraid.
+        await until(lambda: not them.num_booked)
+
+
+@in_loop
+async def test_if_every_pod_is_dead_the_client_hears_it_and_it_is_reported() -> None:
     async with fleet() as them, haproxy(them) as port:
         them.service.put(PodId("z"), pod(f"http://127.0.0.1:{free_port()}"))
-        assert (await ask(them, port, post()))[0] == 503
-        await until(lambda: reported(them, "failed") == 1)
+        status, body = await ask(them, port, post())
+        assert (status, code(body)) == (502, "pod_failed")
+        await until(lambda: reported(them, "failed") == 2)
 
 
 @in_loop
@@ -208,8 +261,8 @@ async def test_what_kvbraid_refuses_is_what_a_client_hears() -> None:
 @in_loop
 async def test_a_body_longer_than_the_buffer_goes_whole_by_load_alone() -> None:
     async with fleet(greets) as them, haproxy(them) as port:
-        body = prompt(200_000)
-        assert len(body) > 1 << 20
+        body = prompt(2_700_000)
+        assert len(body) > 20 << 20
         assert (await ask(them, port, post(body=body)))[0] == 200
         [asked] = them.engines["a"].asked
         assert asked.body == body
@@ -225,6 +278,7 @@ async def test_a_token_opens_kvbraid_and_without_it_nobody_gets_a_request() -> N
             await until(lambda: reported(them, "end") == 1)
         async with haproxy(them) as port:
             assert (await ask(them, port, post()))[0] == 503
+            await until(lambda: them.proxy.counts.ends["not_chosen"] == 1)
 
 
 @in_loop
