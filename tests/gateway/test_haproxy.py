@@ -184,10 +184,17 @@ async def garbage(asked: Asked) -> None:
 
 @pytest.mark.parametrize("behaviour", [dies, is_busy, garbage])
 @in_loop
-async def test_another_pod_gets_a_request_that_the_first_did_not_take(
-    behaviour: Behaviour,
+async def test_another_pod_gets_what_a_pod_did_not_take_if_that_is_configured(
+    tmp_path: Path, behaviour: Behaviour
 ) -> None:
-    async with fleet(greets, behaviour) as them, haproxy(them) as port:
+    text = (FOLDER / "haproxy.cfg").read_text()
+    assert "    # retry-on " in text
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(text.replace("    # retry-on ", "    retry-on "))
+    async with (
+        fleet(greets, behaviour) as them,
+        haproxy(them, CONFIG=str(config)) as port,
+    ):
         while not them.engines["b"].asked:
             assert await ask(them, port, post()) == (200, b'{"choices": []}')
         await until(lambda: not them.num_booked)
