@@ -180,7 +180,10 @@ async def test_candidates_may_be_handed_over(tmp_path: Path) -> None:
         assert (await them.ask(post(x_subset="10.0.0.1:80")))[0] == 503
 
 
-@pytest.mark.parametrize("changes", [(), (DUPLEX,)], ids=["usual", "duplex"])
+LARGE = ("buffer_limit_bytes: 16777216", "buffer_limit_bytes: 33554432")
+
+
+@pytest.mark.parametrize("changes", [(LARGE,), (DUPLEX,)], ids=["usual", "duplex"])
 @in_loop
 async def test_a_body_of_20_mb_passes_whole(
     tmp_path: Path, changes: tuple[tuple[str, str], ...]
@@ -193,10 +196,17 @@ async def test_a_body_of_20_mb_passes_whole(
         assert asked.body == body
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "body_bytes"),
+    [(5000, 5000), (2_700_000, 1 << 25)],
+    ids=["kvbraid's", "Envoy's"],
+)
 @in_loop
-async def test_a_body_above_the_limit_is_a_413(tmp_path: Path) -> None:
-    async with plane(tmp_path, greets, body_bytes=5000) as them:
-        assert (await them.ask(post(body=prompt(5000))))[0] == 413
+async def test_a_body_above_a_limit_is_a_413(
+    tmp_path: Path, num_tokens: int, body_bytes: int
+) -> None:
+    async with plane(tmp_path, greets, body_bytes=body_bytes) as them:
+        assert (await them.ask(post(body=prompt(num_tokens))))[0] == 413
         assert not them.engines["a"].asked
 
 
