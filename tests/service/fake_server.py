@@ -28,7 +28,8 @@ class SlowIndex(FakeIndex):
         return super().explain(request)
 
     def score(self, request: Request, *, with_seen: bool = False) -> FakeScores:
-        return super().score(request, with_seen=with_seen)
+        del with_seen
+        return FakeScores(request, self._ranks(request))
 
 
 def main() -> None:

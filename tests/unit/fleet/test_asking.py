@@ -91,9 +91,9 @@ class Watched(FleetIndex):
         self.at_once.append(threading.get_ident())
         return super().try_score(request)
 
-    def score(self, request: Request) -> Scores:
+    def score(self, request: Request, *, with_seen: bool = False) -> Scores:
         self.on_thread.append(threading.get_ident())
-        return super().score(request)
+        return super().score(request, with_seen=with_seen)
 
 
 def a_watched_index() -> Watched:
