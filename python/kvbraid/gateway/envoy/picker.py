@@ -40,6 +40,9 @@ name, or is not about an end. `tcp`: it is of a connection. `garbage`: a message
 """
 
 _DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")
+PASSED_OVER: Final = "passed_over"
+"""The failure of a pod for which Envoy has found another one, so that no flag tells of it."""
+
 _DIGITS: Final = re.compile(r"[0-9]{1,15}")
 
 
@@ -204,6 +207,9 @@ class Picker:
             for pod in pods:
                 self.fleet.note_answer(pod)
         is_other = rank is not None and pods and rank[0] not in pods
+        if rank is not None and is_other:
+            self.counts.failures[PASSED_OVER] += 1
+            self.fleet.note_failure(rank[0], "Envoy went on to another pod", now=self.now())
         is_known = self._tell(ended.name, Told("failed") if is_other else ended.told)
         return "unknown" if not is_known else "other_pod" if is_other else "noted"
 
