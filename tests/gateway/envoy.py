@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvbraid.gateway.envoy.serve import PickApplication
 from kvbraid.ids import PodId
@@ -158,7 +159,11 @@ async def plane(
 
 async def _close(app: PickApplication) -> None:
     await app.grpc.close(0.2)
-    await asyncio.sleep(0)  # Its tasks have ended, but not yet gone.
+    await until(lambda: not any(map(_is_of_grpc, asyncio.all_tasks())))
+
+
+def _is_of_grpc(task: asyncio.Task[Any]) -> bool:
+    return task.get_name().startswith(("rpc_task", "HandleExceptions"))
 
 
 def pod(port: int, *, drain: bool = False) -> PodConfig:
