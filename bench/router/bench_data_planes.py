@@ -24,13 +24,15 @@ from kvbraid.sim.fleet.processes import free_port
 from bench.fleet.bench_http import http_request, read_answer
 from bench.fleet.service import answers, wait_until
 from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of_process
-from bench.router.bench_proxy import EVENTS, NUM_CONNECTIONS, NUM_PODS, body, engine
+from bench.router.bench_proxy import NUM_CONNECTIONS, body
+from bench.router.gateways import EVENTS, engine
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 _PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:{ROOT / '.venv-gateway' / 'bin'}"
 HAPROXY: Final = shutil.which("haproxy", path=_PATH)
 ENVOY: Final = shutil.which("envoy", path=_PATH)
+NUM_PODS: Final = 8
 ROUNDS: Final = 30
 _END: Final = b"0\r\n\r\n"
 
@@ -40,6 +42,7 @@ idle_s = 600
 [router]
 first_tokens = false
 [gateway]
+metrics_s = inf
 ends = "127.0.0.1:{ends}"
 """
 _POD: Final = """
