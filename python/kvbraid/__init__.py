@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kvbraid.engine import EngineProfile as EngineProfile
     from kvbraid.errors import (
         CaptureError as CaptureError,
+        FullError as FullError,
         InvalidValueError as InvalidValueError,
         KvbraidError as KvbraidError,
         LayoutError as LayoutError,
@@ -93,6 +94,7 @@ _NAMES: Final = {
     "engine": ("EngineProfile",),
     "errors": (
         "CaptureError",
+        "FullError",
         "InvalidValueError",
         "KvbraidError",
         "LayoutError",

@@ -7,6 +7,7 @@ KvbraidError
 │   └── NotHeldError    a hit that the cache no longer holds: match again
 ├── UnknownError        a pod, model, group or request that is not known (also a LookupError)
 ├── NoRankError         no rank of the model may be sent a request
+│   └── FullError       each of them has as many in flight as it may have
 ├── TooLargeError       larger than a configured limit
 ├── CaptureError        a capture directory that cannot be read
 ├── TraceError          a trace file that cannot be read

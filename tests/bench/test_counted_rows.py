@@ -25,6 +25,7 @@ SLICED_ELSEWHERE: Final = frozenset(
         "memory_shared",
         "memory_mixed",
         "memory_churn",
+        "policy_sim",  # tests/bench/test_router.py plays its cells.
     }
 )
 

@@ -29,7 +29,7 @@ class SlowIndex(FakeIndex):
 
     def score(self, request: Request, *, with_seen: bool = False) -> FakeScores:
         del with_seen
-        return FakeScores(request, self._ranks(request))
+        return FakeScores(request, self._ranks(request), self.promised)
 
 
 def main() -> None:

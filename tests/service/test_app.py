@@ -61,8 +61,8 @@ def test_errors_of_the_tree_have_the_code_of_their_nearest_class(
     assert as_refusal(error).code == code
 
 
-OF_GATEWAYS = {"too_many_requests", "pod_failed", "pod_silent", "http_version"}
-"""What only a gateway refuses: test_route_ways.py and test_route_failures.py."""
+OF_GATEWAYS = {"too_many_requests", "pod_failed", "pod_silent", "http_version", "not_decided"}
+"""What only a gateway or a picker refuses: test_route_{ways,failures}.py, test_envoy.py."""
 
 
 def test_every_code_is_reachable_from_a_route_or_from_what_comes_before_it() -> None:

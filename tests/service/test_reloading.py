@@ -129,7 +129,9 @@ def test_a_running_server_follows_its_file(tmp_path: Path) -> None:
     with serving("--config", str(path)) as (process, url):
         path.write_text(pod("bb"))
         with Client(url) as client:
-            rows = until(lambda: client.pods().pods, lambda rows: rows[0].pod == "bb")
+            rows = until(
+                lambda: client.pods().pods, lambda rows: [row.pod for row in rows] == ["bb"]
+            )
         assert len(rows) == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0

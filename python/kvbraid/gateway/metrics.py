@@ -49,17 +49,17 @@ class ProxyMetrics(Collector):
             counter(
                 "gateway_requests", "Requests, by how they ended.", "outcome", counts.outcomes,
             ),
+            *of_pods(proxy.fleet, counts),
             counter(
                 "gateway_queued", "Requests that had to wait, by outcome.", "outcome",
                 queue.outcomes,
             ),
             counter("gateway_polls", "Polls of pods' metrics, by outcome.", "outcome", polls),
             *self._engines(),
+            counter(
+                "gateway_ends", "Lines of HAProxy about ends of requests.", "line", counts.ends,
+            ),
         )  # fmt: skip
-        yield from of_pods(proxy.fleet, counts)
-        yield counter(
-            "gateway_ends", "Lines of HAProxy about ends of requests.", "line", counts.ends
-        )
 
     def _engines(self) -> Iterable[Metric]:
         """Yield what engines say of their load; old readings are left out."""
