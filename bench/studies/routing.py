@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from fractions import Fraction
@@ -127,10 +127,8 @@ def _at_load(point: Point, asks: Workload, fleet: SimulatedFleet) -> OpenLoop:
     return OpenLoop(rate_of(point.load, utilisation, guess=guess))
 
 
-def run(study: Study) -> int:
+def run(study: Study, *, page: Callable[[Sequence[Row]], list[str]]) -> int:
     """Compute the missing points, then write the page; return the exit status."""
-    from bench.studies.routing_page import page
-
     path = study.folder / "routing.jsonl"
     done = read_results(path)
     todo = [point for point in points() if point not in done]

@@ -5,6 +5,8 @@ The command is `make study ONLY=policies`. After Ctrl-C, the same command contin
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,9 +25,10 @@ def main() -> int:
         narrowing,
         policies,
         routing,
+        routing_page,
     )
 
-    studies = {
+    studies: dict[str, Callable[[policies.Study], int]] = {
         "policies": policies.run,
         "hints": hints.run,
         "future": future.run,
@@ -35,7 +38,7 @@ def main() -> int:
         "narrowing": narrowing.run,
         "expected": expected.run,
         "look_ahead": look_ahead.run,
-        "routing": routing.run,
+        "routing": partial(routing.run, page=routing_page.page),
     }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)

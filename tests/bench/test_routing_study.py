@@ -65,9 +65,9 @@ def test_a_stopped_study_goes_on_from_where_it_was(
     half = json.dumps(row(cut))[:40]
     (tmp_path / "routing.jsonl").write_text(f"{json.dumps(row(done))}\n{half}\n")
     study = Study(traces=tmp_path, folder=tmp_path)
-    assert routing.run(study) == 0
+    assert routing.run(study, page=page) == 0
     assert computed == [cut, todo]
-    assert routing.run(study) == 0
+    assert routing.run(study, page=page) == 0
     assert computed == [cut, todo]
 
 
