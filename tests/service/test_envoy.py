@@ -381,7 +381,6 @@ async def test_above_the_limit_of_streams_a_request_is_refused_and_others_go_on(
         for stream in streams:
             await stream.ask(request_headers())
         third = Stream(other)
-        await third.send(request_headers())
         assert refused(await third.reply()) == (429, "too_many_requests")
         assert await third.end() is grpc.StatusCode.OK
         for stream in streams:

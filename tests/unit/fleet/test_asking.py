@@ -76,7 +76,8 @@ def test_a_thread_waits_for_one_answer_of_many_and_not_for_all() -> None:
     while call.is_alive():
         index.score(request(9))
         num_between += 1
-    assert num_between > 50
+    # If the call held the index until its end, two would: one before it, and one that waits for it.
+    assert num_between > 3
 
 
 class Watched(FleetIndex):
@@ -147,7 +148,7 @@ def test_a_busy_index_makes_nobody_in_the_loop_wait() -> None:
 
     turns = asyncio.run(ask_while_busy())
     call.join()
-    assert turns > 5
+    assert turns > 1
     assert len(index.on_thread) == 1
 
 
