@@ -80,6 +80,7 @@ async def ask(them: Fleet, port: int, request: bytes) -> tuple[int, bytes]:
     client = await them.connect(port)
     await client.send(request)
     head, body = await client.answer()
+    client.leave()
     return head.status, body
 
 

@@ -19,6 +19,7 @@ from tests.service.route_pods import (
     Engine,
     greets,
     in_loop,
+    new_posts,
     post,
     prompt,
     until,
@@ -299,9 +300,9 @@ async def test_a_fallback_gets_what_a_pod_does_not_take_and_that_pod_is_left_alo
     async with plane(
         tmp_path, *behaviours, cluster="override_host", dead=dead, fallbacks=1
     ) as them:
-        number = 0
+        number, posts = 0, new_posts()
         while not them.app.picker.fleet.resting:
-            assert await them.ask(post()) == (200, b'{"choices": []}')
+            assert await them.ask(next(posts)) == (200, b'{"choices": []}')
             number += 1
             assert len(them.engines["a"].asked) == number
         # What another pod has served is no end of what was booked at the chosen one.

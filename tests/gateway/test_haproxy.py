@@ -24,6 +24,7 @@ from tests.service.route_pods import (
     get,
     greets,
     in_loop,
+    new_posts,
     post,
     prompt,
     until,
@@ -40,7 +41,7 @@ async def haproxy(them: Fleet, **env: str) -> AsyncIterator[int]:
     """Run HAProxy before a gateway, which hears from it of requests' ends; yield its port."""
     assert HAPROXY is not None
     port = free_port()
-    hearing = await hear("127.0.0.1:0", them.service.picking, them.proxy.counts)
+    hearing = await hear("127.0.0.1:0", them.service.picking, them.proxy.fleet, them.proxy.counts)
     host, ends = hearing.get_extra_info("sockname")
     given = {
         "KVBRAID_LISTEN": f"127.0.0.1:{port}",
@@ -195,8 +196,9 @@ async def test_another_pod_gets_what_a_pod_did_not_take_if_that_is_configured(
         fleet(greets, behaviour) as them,
         haproxy(them, CONFIG=str(config)) as port,
     ):
+        posts = new_posts()
         while not them.engines["b"].asked:
-            assert await ask(them, port, post()) == (200, b'{"choices": []}')
+            assert await ask(them, port, next(posts)) == (200, b'{"choices": []}')
         await until(lambda: not them.num_booked)
         assert reported(them, "failed") >= 1
 
@@ -206,8 +208,9 @@ async def test_a_pod_that_is_dead_is_noticed_and_left_alone() -> None:
     options = ForwardingOptions(failures=1)
     async with fleet(greets, options=options) as them, haproxy(them) as port:
         them.service.put(PodId("z"), pod(f"http://127.0.0.1:{free_port()}"))
+        posts = new_posts()
         while not them.proxy.fleet.resting:
-            assert (await ask(them, port, post()))[0] == 200
+            assert (await ask(them, port, next(posts)))[0] == 200
         assert them.proxy.fleet.resting == {"z"}
         outcomes = dict(them.proxy.counts.outcomes)
         for _ in range(16):

@@ -5,9 +5,10 @@ All of them run on the loop of one test, so a test waits for events and never fo
 
 import asyncio
 import functools
+import itertools
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -272,6 +273,11 @@ def post(path: str = "/v1/completions", body: bytes | None = None, **headers: st
     fields = {"host": "gateway", "content_length": str(len(body)), **headers}
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items() if value]
     return "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode() + body
+
+
+def new_posts() -> Iterator[bytes]:
+    """Yield the bytes of requests whose prompts have nothing in common, so no pod is preferred."""
+    return (post(body=prompt(prompt=[number] * 32)) for number in itertools.count())
 
 
 def get(path: str) -> bytes:

@@ -118,7 +118,9 @@ class Gateway(Application):
             InvalidValueError: The address cannot be listened on.
         """
         if self._ends_at is not None:
-            self._hearing = await hear(self._ends_at, self._picking, self.proxy.counts)
+            self._hearing = await hear(
+                self._ends_at, self._picking, self.proxy.fleet, self.proxy.counts
+            )
 
     async def close(self) -> None:
         """Close the connections to pods."""

@@ -2,6 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
+
+PASSED_OVER: Final = "passed_over"
+"""The kind of a pod's failure of which only this is known: its data plane went on to another."""
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ def test_a_thread_waits_for_one_answer_of_many_and_not_for_all() -> None:
     while call.is_alive():
         index.score(request(9))
         num_between += 1
-    # If the call held the index until its end, two would: one before it, and one that waits for it.
+    # If the call held the index until its end, two would: one before it, one that waits for it.
     assert num_between > 3
 
 

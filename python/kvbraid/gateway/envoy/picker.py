@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 from kvbraid.gateway.app import MODELS_PATH, models_answer
 from kvbraid.gateway.asking import Asker, Question, name_of
 from kvbraid.gateway.choosing import Chooser
-from kvbraid.gateway.counts import GatewayCounts
+from kvbraid.gateway.counts import PASSED_OVER, GatewayCounts
 from kvbraid.gateway.envoy.logs import Ended
 from kvbraid.gateway.envoy.messages import Destination
 from kvbraid.gateway.envoy.processing import AskedBy, Processing, Told
@@ -40,9 +40,6 @@ name, or is not about an end. `tcp`: it is of a connection. `garbage`: a message
 """
 
 _DOTS: Final = re.compile(r"/\.{1,2}(?:/|$)")
-PASSED_OVER: Final = "passed_over"
-"""The failure of a pod for which Envoy has found another one, so that no flag tells of it."""
-
 _DIGITS: Final = re.compile(r"[0-9]{1,15}")
 
 
