@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from kvbraid.gateway.app import Gateway
+from kvbraid.gateway.counts import PASSED_OVER
 from kvbraid.gateway.upstream import Failure
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.forwarding import ForwardingOptions
@@ -139,7 +140,8 @@ def test_the_page_lists_the_metrics_and_their_values() -> None:
     assert [(row[0].strip("`"), row[1]) for row in table] == exported
     told = {row[0].strip("`"): row[3] for row in table}
     failures = told["kvbraid_gateway_pod_failures_total"]
-    assert [word.strip("`") for word in re.findall(r"`\w+`", failures)] == list(get_args(Failure))
+    kinds = [*get_args(Failure), PASSED_OVER]
+    assert [word.strip("`") for word in re.findall(r"`\w+`", failures)] == kinds
 
 
 def test_the_page_names_every_key_of_the_table() -> None:
