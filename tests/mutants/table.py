@@ -1,4 +1,4 @@
-"""59 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""70 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.mutants.mutant import Edit, Mutant
 from tests.mutants.of_retention import OF_RETENTION
+from tests.mutants.of_routing import OF_ROUTING
 
 RULE: Final = "tests/differential/test_resume.py::test_native_answers_equal_brute_force"
 SEARCH: Final = (
@@ -581,4 +582,4 @@ OF_RECOVERY: Final = (
     ),
 )
 
-MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION
+MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION + OF_ROUTING
