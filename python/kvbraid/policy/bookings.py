@@ -40,9 +40,13 @@ class Booking:
 
 @dataclass(slots=True)
 class _Line:
-    """What stands before one rank: its bookings without a first token, in order, and sums."""
+    """What stands before one rank: its bookings without a first token, in order, and sums.
+
+    Each decision asks every rank for its sums and for the booking in `front`, so both are kept.
+    """
 
     waiting: OrderedDict[str, Booking] = field(default_factory=OrderedDict)
+    front: Booking | None = None
     seconds: float = 0.0
     computes: int = 0
     tokens: int = 0
@@ -51,8 +55,8 @@ class _Line:
     urgent: bool = False  # Whether bookings may differ in priority.
 
     def add(self, name: str, booking: Booking) -> None:
-        if not self.waiting:
-            self.since, self.urgent = booking.at, False
+        if self.front is None:
+            self.front, self.since, self.urgent = booking, booking.at, False
         else:
             self.urgent |= booking.priority != self.front.priority
         self.waiting[name] = booking
@@ -65,6 +69,8 @@ class _Line:
         booking = self.waiting.pop(name, None)
         if booking is None:
             return
+        if booking is self.front:
+            self.front = next(iter(self.waiting.values()), None)
         self.since = max(self.since, now)  # A first token shows that the rank is at the next one.
         self.seconds = self.seconds - booking.seconds if self.waiting else 0.0
         self.computes -= booking.computes
@@ -74,18 +80,15 @@ class _Line:
         self.tokens -= booking.tokens
         self.running -= 1
 
-    @property
-    def front(self) -> Booking:
-        return next(iter(self.waiting.values()))
-
     def wait(self, now: float, priority: int) -> float:
-        if not self.waiting:
-            return 0.0
         front = self.front
-        done = now - self.since
-        done = 0.0 if done < 0.0 else min(done, front.seconds)
+        if front is None:
+            return 0.0
+        done, most = now - self.since, front.seconds  # Comparisons: `min` and `max` take longer.
+        done = 0.0 if done < 0.0 else most if done > most else done
         if not self.urgent and front.priority <= priority:
-            return max(self.seconds - done, 0.0)
+            left = self.seconds - done
+            return left if left > 0.0 else 0.0
         before = sum(b.seconds for b in self.waiting.values() if b.priority <= priority)
         return before - done if front.priority <= priority else before
 
@@ -173,7 +176,7 @@ class Bookings:
         for row, line in enumerate(map(self._lines.get, ranks)):
             if line is not None:
                 running[row], running_tokens[row] = line.running, line.tokens
-                if line.waiting:
+                if line.front is not None:
                     wait[row] = line.wait(now, priority)
                     waiting[row], waiting_tokens[row] = len(line.waiting), line.computes
         return loads
@@ -188,7 +191,7 @@ class Bookings:
         return {
             rank
             for rank, line in self._lines.items()
-            if line.waiting and now - line.since > line.front.seconds + late_s
+            if line.front and now - line.since > line.front.seconds + late_s
         }
 
     def check_integrity(self) -> None:
@@ -199,6 +202,7 @@ class Bookings:
             mine = {n: b for n, b in self._bookings.items() if b.rank == rank}
             waiting = {n: b for n, b in mine.items() if not b.started}
             assert list(line.waiting.items()) == list(waiting.items())
+            assert line.front is next(iter(waiting.values()), None)
             assert (line.running, line.tokens) == (len(mine), sum(b.tokens for b in mine.values()))
             assert line.computes == sum(b.computes for b in waiting.values())
             assert abs(line.seconds - sum(b.seconds for b in waiting.values())) < SUM_ERROR
