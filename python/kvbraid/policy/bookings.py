@@ -102,16 +102,6 @@ class Loads(NamedTuple):
     waiting: list[int]
     waiting_tokens: list[int]
 
-    def of(self, rows: Sequence[int]) -> "Loads":
-        """Return the columns of these rows."""
-        return Loads(
-            wait=[self.wait[row] for row in rows],
-            running=[self.running[row] for row in rows],
-            running_tokens=[self.running_tokens[row] for row in rows],
-            waiting=[self.waiting[row] for row in rows],
-            waiting_tokens=[self.waiting_tokens[row] for row in rows],
-        )
-
 
 class Bookings:
     """The bookings of a fleet, by the name of their request."""

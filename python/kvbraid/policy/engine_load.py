@@ -6,9 +6,9 @@ ends just then may still be in the engine's number, so the smaller of two readin
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvbraid.policy.bookings import Loads
 from kvbraid.policy.view import RankId
@@ -36,11 +36,17 @@ class _Others(NamedTuple):
     waiting: int
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
+    """What an engine said, and when; `others` are the requests there that are not from here."""
+
     at: float
     load: EngineLoad
     seen: _Others
     others: _Others  # As far as the reading before has them, too.
+
+
+Readings: TypeAlias = Mapping[int, Reading]
+"""By the place of their rank among others."""
 
 
 class EngineLoads:
@@ -48,7 +54,7 @@ class EngineLoads:
 
     def __init__(self, age_s: float) -> None:
         self._age_s = age_s
-        self._readings: OrderedDict[RankId, _Reading] = OrderedDict()
+        self._readings: OrderedDict[RankId, Reading] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._readings)
@@ -62,38 +68,40 @@ class EngineLoads:
         before = self.get(rank, now)
         others = seen if before is None else _Others(*map(min, seen, before.seen))
         self._readings.pop(rank, None)
-        self._readings[rank] = _Reading(now, load, seen, others)
+        self._readings[rank] = Reading(now, load, seen, others)
         while self._readings and now - next(iter(self._readings.values())).at >= self._age_s:
             self._readings.popitem(last=False)
 
-    def get(self, rank: RankId, now: float) -> _Reading | None:
+    def get(self, rank: RankId, now: float) -> Reading | None:
         """Return what counts of a rank."""
         reading = self._readings.get(rank)
         return reading if reading is not None and now - reading.at < self._age_s else None
 
-    def running(self, rank: RankId, now: float) -> int:
-        """Return how many requests of others are in flight at a rank."""
-        reading = self.get(rank, now)
-        return reading.others.running if reading is not None else 0
+    def of(self, ranks: Sequence[RankId], now: float) -> Readings:
+        """Return what counts of the ranks, by their place."""
+        if not self._readings:
+            return {}
+        read = enumerate(map(self._readings.get, ranks))
+        age_s = self._age_s
+        return {place: it for place, it in read if it is not None and now - it.at < age_s}
 
-    def fresh(self, now: float) -> Iterator[tuple[RankId, _Reading]]:
+    def fresh(self, now: float) -> Iterator[tuple[RankId, Reading]]:
         """Return every reading that counts."""
         return ((r, it) for r in list(self._readings) if (it := self.get(r, now)) is not None)
 
-    def add_to(
-        self, loads: Loads, ranks: Sequence[RankId], now: float, each_s: float
-    ) -> list[float]:
-        """Add the requests of others to the columns, `each_s` of wait for each that waits.
 
-        Returns:
-            The seconds that each rank's wait is longer by.
-        """
-        seconds = [0.0] * len(ranks)
-        for place, rank in enumerate(ranks) if self._readings else ():
-            reading = self.get(rank, now)
-            if reading is not None and reading.others.running:
-                loads.running[place] += reading.others.running
-                loads.waiting[place] += reading.others.waiting
-                seconds[place] = each_s * reading.others.waiting
-                loads.wait[place] += seconds[place]
-        return seconds
+def add_others(loads: Loads, readings: Readings, each_s: float) -> list[float]:
+    """Add the requests of others to the columns, `each_s` of wait for each that waits.
+
+    Returns:
+        The seconds that each rank's wait is longer by.
+    """
+    seconds = [0.0] * len(loads.wait)
+    for place, reading in readings.items():
+        running, waiting = reading.others
+        if running:
+            loads.running[place] += running
+            loads.waiting[place] += waiting
+            seconds[place] = each_s * waiting
+            loads.wait[place] += seconds[place]
+    return seconds

@@ -6,24 +6,26 @@ Times are those of the caller's clock, in seconds. Thread-safe: one decision at 
 """
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from kvbraid.errors import FullError, NoRankError, UnknownError, shortened
 from kvbraid.fleet import Columns, Request
-from kvbraid.ids import PodId, PodState, Tier
+from kvbraid.ids import PodId, Tier
 from kvbraid.policy.asking import Promisable, Promising
-from kvbraid.policy.bookings import Booking, Bookings
+from kvbraid.policy.bookings import Booking, Bookings, Loads
 from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
-from kvbraid.policy.engine_load import EngineLoad, EngineLoads
+from kvbraid.policy.engine_load import EngineLoad, EngineLoads, Readings, add_others
 from kvbraid.policy.seconds import Seconds
-from kvbraid.policy.standing import Candidate, Filtered, Standing, filtered
+from kvbraid.policy.standing import Filtered, Said, Standing, filtered
 from kvbraid.policy.view import FleetView, RankId, RankNames, RoutingPolicy
 from kvbraid.reading import POSITIVE, check
 
@@ -34,7 +36,7 @@ LONGEST_GAP_S: Final = 60.0
 """A longer pause between two requests counts as one of this length: a night is no arrival rate."""
 
 _ALL_TIERS: Final = tuple(tier.value for tier in Tier)
-_UNSAID: Final = Standing()
+_NO_ROWS: Final = frozenset[int]()
 _DEFAULT_SECONDS: Final = Seconds()
 
 
@@ -94,6 +96,14 @@ class _Load:
         self.prefill_s += (seconds - self.prefill_s) / max(self.count, 1)
 
 
+class _Before(NamedTuple):
+    """What stands before each rank of an answer; `others` have sent that part of its wait."""
+
+    loads: Loads
+    others: list[float]
+    readings: Readings
+
+
 class Router:
     """Chooses a rank for each request, and follows what it has chosen.
 
@@ -122,7 +132,7 @@ class Router:
         self._standing: dict[RankId | PodId, Standing] = {}
         self._bookings = Bookings()
         self._engines = EngineLoads(self._options.load_age_s)
-        self._loads: dict[str, _Load] = {}
+        self._loads: defaultdict[str, _Load] = defaultdict(_Load)  # By model.
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
         self._counts: Counter[str] = Counter()
         self._lock = Lock()
@@ -148,17 +158,13 @@ class Router:
         with self._lock:
             return {rank: reading.load for rank, reading in self._engines.fresh(now)}
 
-    def _standing_of(self, rank: RankId, now: float) -> Standing:
+    def _standings(self, ranks: Sequence[RankId]) -> dict[int, Standing]:
         """Payloads may name ranks that nobody has configured: these stand as their pod does."""
-        standing = self._standing.get(rank) or self._standing.get(rank[0], _UNSAID)
-        reading = self._engines.get(rank, now)
-        if reading is None or reading.load.loras is None:
-            return standing
-        return replace(standing, loras=reading.load.loras)
-
-    def _usage_of(self, rank: RankId, now: float) -> float:
-        reading = self._engines.get(rank, now)
-        return self._standing_of(rank, now).usage if reading is None else reading.load.usage
+        said = self._standing
+        if not said:
+            return {}
+        found = ((row, said.get(rank) or said.get(rank[0])) for row, rank in enumerate(ranks))
+        return {row: standing for row, standing in found if standing is not None}
 
     # ---- choosing --------------------------------------------------------------------------
 
@@ -195,17 +201,20 @@ class Router:
             self._release(now)
             if self._drop(name, now):
                 self._counts["asked_again"] += 1
-            seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
-            if seconds.per_loaded_token and request.tiers is None:
+            if self._seconds_of(request).per_loaded_token and request.tiers is None:
                 request = replace(request, tiers=_ALL_TIERS)
             scores = self._index.score(request, with_seen=self._options.with_seen)
             columns = scores.columns()
-            chosen = self._candidates(columns, request, now, candidates)
+            before = self._before(columns.ranks, request, now, priority)
+            said = self._said(columns, before, now)
+            chosen = self._candidates(columns, said, request, candidates)
             if "full" in chosen.lifted and not may_overfill:
                 raise FullError(f"every rank of {shortened(request.model)} is full")
-            view = self._view(columns, chosen.rows, request, now, priority)
+            view = self._view(columns, request, before, said, now)
             if num_tokens and not len(request.token_ids):
-                view = replace(view, tokens=num_tokens)
+                view = msgspec.structs.replace(view, tokens=num_tokens)
+            if len(chosen.rows) < len(view):
+                view = view.of(chosen.rows)
             costs = self.policy.costs(view)
             place = self._place(costs, view, session)
             row = chosen.rows[place]
@@ -228,8 +237,18 @@ class Router:
             self._book(decision, scores, now, priority)
             return decision
 
+    def _before(
+        self, ranks: Sequence[RankId], request: Request, now: float, priority: int
+    ) -> _Before:
+        loads = self._bookings.loads(ranks, now, priority)
+        readings = self._engines.of(ranks, now)
+        each_s = self._loads[request.model].prefill_s
+        if readings and not each_s:
+            each_s = self._seconds_of(request).prefill(max(len(request.token_ids), 1), 0)
+        return _Before(loads, add_others(loads, readings, each_s), readings)
+
     def _candidates(
-        self, columns: Columns, request: Request, now: float, given: RankNames | None
+        self, columns: Columns, said: Said, request: Request, given: RankNames | None
     ) -> Filtered:
         rows = list(range(len(columns.ranks)))
         if given is not None:
@@ -238,66 +257,47 @@ class Router:
                 raise NoRankError(
                     f"none of the {len(given)} candidates serves {shortened(request.model)}"
                 )
-        said = self._said(columns, rows, request, now)
-        chosen = filtered(rows, said, request.lora) if said else Filtered(rows, (), {})
+        chosen = filtered(rows, said, request.lora)
         if not chosen.rows:
             reasons = ", ".join(f"{count} {name}" for name, count in chosen.left_out.items())
             raise NoRankError(f"no rank of {shortened(request.model)} may be chosen: {reasons}")
         return chosen
 
-    def _said(
-        self, columns: Columns, rows: list[int], request: Request, now: float
-    ) -> dict[int, Candidate]:
-        """Return the rows of which there is anything to say."""
-        ranks, states, standing = columns.ranks, columns.states, self._standing
+    def _said(self, columns: Columns, before: _Before, now: float) -> Said:
+        ranks = columns.ranks
         stuck = self._bookings.stuck(now, self._options.stuck_s)
-        is_of_adapter = request.lora is not None  # Engines say which ones they have room for.
-        if not standing and not stuck and PodState.STALE not in states and not is_of_adapter:
-            return {}
-        return {
-            row: Candidate(
-                standing=self._standing_of(ranks[row], now),
-                state=states[row],
-                running=self._bookings.running(ranks[row])
-                + self._engines.running(ranks[row], now),
-                is_stuck=ranks[row] in stuck,
-            )
-            for row in rows
-            if is_of_adapter
-            or not standing.keys().isdisjoint((ranks[row], ranks[row][0]))
-            or states[row] is PodState.STALE
-            or ranks[row] in stuck
-        }
+        adapters = ((row, reading.load.loras) for row, reading in before.readings.items())
+        return Said(
+            standings=self._standings(ranks),
+            states=columns.states,
+            running=before.loads.running,
+            stuck={row for row, rank in enumerate(ranks) if rank in stuck} if stuck else _NO_ROWS,
+            loras={row: loras for row, loras in adapters if loras is not None},
+        )
 
     def _view(
-        self, columns: Columns, rows: list[int], request: Request, now: float, priority: int
+        self, columns: Columns, request: Request, before: _Before, said: Said, now: float
     ) -> FleetView:
-        is_whole, in_flight = len(rows) == len(columns.ranks), self._options.in_flight
-        ranks = columns.ranks if is_whole else [columns.ranks[row] for row in rows]
-        load = self._loads.setdefault(request.model, _Load())
-        seconds = self._seconds.get(request.model, _DEFAULT_SECONDS)
-        each_s = load.prefill_s or seconds.prefill(max(len(request.token_ids), 1), 0)
-        every = self._bookings.loads(columns.ranks, now, priority)
-        others = self._engines.add_to(every, columns.ranks, now, each_s)
-        loads = every if is_whole else every.of(rows)
+        """Return the view of all ranks; this is an arrival."""
+        in_flight = self._options.in_flight
+        loads, others, readings = before
+        seconds, load = self._seconds_of(request), self._loads[request.model]
         num = len(columns.ranks)
-        busy = (num - every.waiting.count(0)) / num
-        load.arrive(now, busy, self._options.arrivals)
-        loaded = [0] * len(rows)
-        if seconds.per_loaded_token:
-            loaded = self._loaded(request, columns, rows)
-        usage = [0.0] * len(rows)
-        if self._standing or self._engines:
-            usage = [self._usage_of(rank, now) for rank in ranks]
+        load.arrive(now, (num - loads.waiting.count(0)) / num, self._options.arrivals)
+        usage = [0.0] * num
+        for row, standing in said.standings.items():
+            usage[row] = standing.usage
+        for row, reading in readings.items():
+            usage[row] = reading.load.usage
         return FleetView(
             request=request,
             tokens=max(len(request.token_ids), 1),
-            ranks=ranks,
-            resumable=_at(columns.expected_soon if in_flight else columns.expected, rows),
-            present=_at(columns.present_soon if in_flight else columns.present, rows),
-            loaded=loaded,
+            ranks=columns.ranks,
+            resumable=_listed(columns.expected_soon if in_flight else columns.expected),
+            present=_listed(columns.present_soon if in_flight else columns.present),
+            loaded=self._loaded(request, columns) if seconds.per_loaded_token else [0] * num,
             wait=loads.wait,
-            others=[others[row] for row in rows],
+            others=others,
             running=loads.running,
             running_tokens=loads.running_tokens,
             waiting=loads.waiting,
@@ -309,12 +309,15 @@ class Router:
             chance=self._chance,
         )
 
-    def _loaded(self, request: Request, columns: Columns, rows: list[int]) -> list[int]:
-        """Return how many of each candidate's tokens are on slower tiers than the GPU alone."""
+    def _seconds_of(self, request: Request) -> Seconds:
+        return self._seconds.get(request.model, _DEFAULT_SECONDS)
+
+    def _loaded(self, request: Request, columns: Columns) -> list[int]:
+        """Return how many of each rank's tokens are on slower tiers than the GPU alone."""
         near = self._index.score(replace(request, tiers=(Tier.GPU.value,))).columns()
         on_gpu = dict(zip(near.ranks, near.expected, strict=True))
-        expected, ranks = columns.expected, columns.ranks
-        return [max(expected[row] - on_gpu.get(ranks[row], 0), 0) for row in rows]
+        both = zip(columns.ranks, columns.expected, strict=True)
+        return [max(expected - on_gpu.get(rank, 0), 0) for rank, expected in both]
 
     def _place(self, costs: list[float], view: FleetView, session: str | None) -> int:
         least, slack = min(costs), self.policy.slack
@@ -453,9 +456,8 @@ class Router:
         assert self._index.num_promised() <= len(promises) + len(self._ending)
 
 
-def _at(column: Sequence[int], rows: list[int]) -> list[int]:
-    values = memoryview(column).tolist() if isinstance(column, memoryview) else list(column)
-    return values if len(rows) == len(values) else [values[row] for row in rows]
+def _listed(column: Sequence[int]) -> list[int]:
+    return column.tolist() if isinstance(column, memoryview) else list(column)
 
 
 def _affinity(session: str, rank: RankId) -> bytes:

@@ -4,7 +4,7 @@ The table `FILTERS` is all there is: each row leaves ranks out. A row that must 
 even if nobody is left. Any other is lifted where it would leave nobody, and the decision says so.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -27,40 +27,69 @@ class Standing:
     usage: float = 0.0
 
 
-class Candidate(NamedTuple):
-    """One rank before the choice, about which something is to be said."""
+class Said(NamedTuple):
+    """What there is to say about the rows of an answer, before one is chosen.
 
-    standing: Standing
-    state: PodState
-    running: int
-    is_stuck: bool
+    `standings` has the rows that are not as usual, `states` and `running` are columns of all rows,
+    `stuck` are rows. `loras` has the adapters of the rows whose engine has room for no others.
+    """
+
+    standings: Mapping[int, Standing]
+    states: Sequence[PodState]
+    running: Sequence[int]
+    stuck: Set[int]
+    loras: Mapping[int, frozenset[str]]
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether only the adapter of a request can leave a row out."""
+        return not self.standings and not self.stuck and PodState.STALE not in self.states
 
 
 class Filter(NamedTuple):
-    """Why ranks are left out, which stay (for an adapter), and whether it may be lifted."""
+    """Why rows are left out, which ones (for an adapter), and whether it may be lifted."""
 
     name: str
-    keeps: Callable[[Candidate, str | None], bool]
+    leaves_out: Callable[[Said, str | None], Set[int]]
     can_lift: bool
 
 
-def _has_room(candidate: Candidate, _: str | None) -> bool:
-    most = candidate.standing.max_running
-    return most is None or candidate.running < most
+def _not_ready(said: Said, _: str | None) -> Set[int]:
+    return {row for row, standing in said.standings.items() if not standing.is_ready}
 
 
-def _has_adapter(candidate: Candidate, lora: str | None) -> bool:
-    loaded = candidate.standing.loras
-    return lora is None or loaded is None or lora in loaded
+def _draining(said: Said, _: str | None) -> Set[int]:
+    return {row for row, standing in said.standings.items() if standing.drains}
+
+
+def _stuck(said: Said, _: str | None) -> Set[int]:
+    return said.stuck
+
+
+def _stale(said: Said, _: str | None) -> Set[int]:
+    return {row for row, state in enumerate(said.states) if state is PodState.STALE}
+
+
+def _full(said: Said, _: str | None) -> Set[int]:
+    limits = ((row, standing.max_running) for row, standing in said.standings.items())
+    return {row for row, most in limits if most is not None and said.running[row] >= most}
+
+
+def _without_adapter(said: Said, lora: str | None) -> Set[int]:
+    if lora is None:
+        return frozenset()
+    configured = {row: standing.loras for row, standing in said.standings.items()}
+    loaded = {**configured, **said.loras}
+    return {row for row, loras in loaded.items() if loras is not None and lora not in loras}
 
 
 FILTERS: Final = (
-    Filter("not_ready", lambda c, _: c.standing.is_ready, can_lift=False),
-    Filter("draining", lambda c, _: not c.standing.drains, can_lift=False),
-    Filter("stuck", lambda c, _: not c.is_stuck, can_lift=True),
-    Filter("stale", lambda c, _: c.state is not PodState.STALE, can_lift=True),
-    Filter("full", _has_room, can_lift=True),
-    Filter("lora_not_loaded", _has_adapter, can_lift=True),
+    Filter("not_ready", _not_ready, can_lift=False),
+    Filter("draining", _draining, can_lift=False),
+    Filter("stuck", _stuck, can_lift=True),
+    Filter("stale", _stale, can_lift=True),
+    Filter("full", _full, can_lift=True),
+    Filter("lora_not_loaded", _without_adapter, can_lift=True),
 )
 """In the order in which they are applied."""
 
@@ -73,11 +102,13 @@ class Filtered(NamedTuple):
     left_out: dict[str, int]
 
 
-def filtered(rows: list[int], said: Mapping[int, Candidate], lora: str | None) -> Filtered:
-    """Apply the filters to rows; those of which nothing is said pass all of them."""
+def filtered(rows: list[int], said: Said, lora: str | None) -> Filtered:
+    """Apply the filters to rows."""
+    if said.is_nothing and lora is None:
+        return Filtered(rows, (), {})
     lifted, left_out = [], {}
-    for name, keeps, can_lift in FILTERS:
-        out = {row for row, candidate in said.items() if not keeps(candidate, lora)}
+    for name, leaves_out, can_lift in FILTERS:
+        out = leaves_out(said, lora)
         kept = [row for row in rows if row not in out] if out else rows
         if kept or not can_lift:
             if len(kept) < len(rows):

@@ -5,9 +5,10 @@ compared on equal terms, and a simulation runs the very rule that a gateway runs
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Final, Protocol, TypeAlias
+
+import msgspec
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
@@ -29,8 +30,7 @@ class RankNames(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetView:
+class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     """One request and its candidates, whose columns are in the order of `ranks`.
 
     `resumable` and `present` are tokens of the prompt that the rank will have when the request
@@ -67,6 +67,18 @@ class FleetView:
 
     def __len__(self) -> int:
         return len(self.ranks)
+
+    def of(self, rows: Sequence[int]) -> "FleetView":
+        """Return the view of some of the candidates."""
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
+        return msgspec.structs.replace(self, **chosen)
+
+
+_COLUMNS: Final = (
+    "ranks", "resumable", "present", "loaded", "wait", "others", "running", "running_tokens",
+    "waiting", "waiting_tokens", "usage",
+)  # fmt: skip
 
 
 class RoutingPolicy(Protocol):

@@ -1,12 +1,12 @@
 """Views with the numbers that a test names, and the same for all others."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
 from kvbraid.policy import FleetView, Seconds
+from msgspec.structs import replace
 
 SECONDS = Seconds(fixed=0.01, per_token=1e-4, per_pair=0.0)
 
@@ -51,4 +51,4 @@ def view(
 
 def of_prompt(seen: FleetView, token_ids: Sequence[int]) -> FleetView:
     """Return the same view for another prompt of the same length."""
-    return replace(seen, request=replace(seen.request, token_ids=token_ids))
+    return replace(seen, request=Request(model="m", token_ids=token_ids))
