@@ -75,8 +75,7 @@ class _Body(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of an answer in tokens, a column each, without an object per row.
 
     `lower`, `upper`, `expected` and `present` are those of `PodScore`. The others count what was

@@ -28,8 +28,8 @@ In reading order:
     costs      the rule of kvbraid: waiting, prefill, and what both cost others
     baselines  the published rules of other routers, with the same interface
     bookings   what each rank was sent and has not done yet
-    standing   what else is said about a rank, and who may be chosen
     engine_load  what engines say of their load, and how much of it others have sent
+    standing   what else is said about a rank, and who may be chosen
     decision   one choice, with all that it was made from
     router     the face: requests come, ranks are chosen, reports come back
 """

@@ -1,8 +1,9 @@
 """One choice, with all that it was made from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from kvbraid.fleet import Columns
 from kvbraid.ids import PodState
@@ -14,8 +15,7 @@ Knowledge: TypeAlias = Literal["events", "promises"]
 """Whether a rank's cache is known from its events, or guessed from what it was sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One choice with all that it was made from; `place` is that of the chosen candidate.
 
     `lower` and `upper` bound what the rank can reuse now: they promise, while `view.resumable`,

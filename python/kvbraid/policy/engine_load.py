@@ -96,12 +96,14 @@ def add_others(loads: Loads, readings: Readings, each_s: float) -> list[float]:
     Returns:
         The seconds that each rank's wait is longer by.
     """
-    seconds = [0.0] * len(loads.wait)
+    wait, running, _, waiting, _ = loads
+    seconds = [0.0] * len(wait)
     for place, reading in readings.items():
-        running, waiting = reading.others
-        if running:
-            loads.running[place] += running
-            loads.waiting[place] += waiting
-            seconds[place] = each_s * waiting
-            loads.wait[place] += seconds[place]
+        in_flight, in_line = reading.others
+        if in_flight:
+            running[place] += in_flight
+            if in_line:
+                waiting[place] += in_line
+                seconds[place] = each_s * in_line
+                wait[place] += seconds[place]
     return seconds

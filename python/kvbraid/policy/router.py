@@ -160,11 +160,9 @@ class Router:
 
     def _standings(self, ranks: Sequence[RankId]) -> dict[int, Standing]:
         """Payloads may name ranks that nobody has configured: these stand as their pod does."""
-        said = self._standing
-        if not said:
-            return {}
-        found = ((row, said.get(rank) or said.get(rank[0])) for row, rank in enumerate(ranks))
-        return {row: standing for row, standing in found if standing is not None}
+        of = self._standing.get
+        named = enumerate(ranks if self._standing else ())
+        return {row: it for row, rank in named if (it := of(rank) or of(rank[0])) is not None}
 
     # ---- choosing --------------------------------------------------------------------------
 
@@ -266,13 +264,12 @@ class Router:
     def _said(self, columns: Columns, before: _Before, now: float) -> Said:
         ranks = columns.ranks
         stuck = self._bookings.stuck(now, self._options.stuck_s)
-        adapters = ((row, reading.load.loras) for row, reading in before.readings.items())
         return Said(
             standings=self._standings(ranks),
             states=columns.states,
             running=before.loads.running,
             stuck={row for row, rank in enumerate(ranks) if rank in stuck} if stuck else _NO_ROWS,
-            loras={row: loras for row, loras in adapters if loras is not None},
+            readings=before.readings,
         )
 
     def _view(

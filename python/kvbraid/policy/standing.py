@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvbraid.ids import PodState
+from kvbraid.policy.engine_load import Readings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +32,14 @@ class Said(NamedTuple):
     """What there is to say about the rows of an answer, before one is chosen.
 
     `standings` has the rows that are not as usual, `states` and `running` are columns of all rows,
-    `stuck` are rows. `loras` has the adapters of the rows whose engine has room for no others.
+    `stuck` are rows. `readings` has what engines say, also of adapters.
     """
 
     standings: Mapping[int, Standing]
     states: Sequence[PodState]
     running: Sequence[int]
     stuck: Set[int]
-    loras: Mapping[int, frozenset[str]]
+    readings: Readings
 
     @property
     def is_nothing(self) -> bool:
@@ -71,15 +72,21 @@ def _stale(said: Said, _: str | None) -> Set[int]:
 
 
 def _full(said: Said, _: str | None) -> Set[int]:
-    limits = ((row, standing.max_running) for row, standing in said.standings.items())
-    return {row for row, most in limits if most is not None and said.running[row] >= most}
+    running = said.running
+    return {
+        row
+        for row, standing in said.standings.items()
+        if standing.max_running is not None and running[row] >= standing.max_running
+    }
 
 
 def _without_adapter(said: Said, lora: str | None) -> Set[int]:
     if lora is None:
         return frozenset()
-    configured = {row: standing.loras for row, standing in said.standings.items()}
-    loaded = {**configured, **said.loras}
+    loaded = {row: standing.loras for row, standing in said.standings.items()}
+    for row, reading in said.readings.items():
+        if reading.load.loras is not None:
+            loaded[row] = reading.load.loras
     return {row for row, loras in loaded.items() if loras is not None and lora not in loras}
 
 
