@@ -89,7 +89,7 @@ class _Line:
         if not self.urgent and front.priority <= priority:
             left = self.seconds - done
             return left if left > 0.0 else 0.0
-        before = sum(b.seconds for b in self.waiting.values() if b.priority <= priority)
+        before = sum((b.seconds for b in self.waiting.values() if b.priority <= priority), 0.0)
         return before - done if front.priority <= priority else before
 
 
