@@ -5,6 +5,7 @@ faults, and here they must stay away whatever the libraries become.
 """
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ import pytest
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig, Serving
 from kvbraid.service.forwarding import ForwardingOptions
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.service.route_pods import (
     Asked,
@@ -262,6 +264,24 @@ async def test_requests_that_come_together_are_answered_in_order() -> None:
         await them.engines["a"].request(1)
         go_on.set()
         assert [(await client.answer())[1] for _ in range(2)] == [first, second]
+
+
+@in_loop
+async def test_what_a_request_was_is_forgotten_without_a_collection() -> None:
+    def kept() -> int:
+        return sum(isinstance(it, RequestResponseCycle) for it in gc.get_objects())
+
+    async with fleet(greets) as them:
+        client = await them.connect()
+        gc.disable()
+        try:
+            before = kept()
+            for _ in range(5):
+                await client.send(post())
+                assert (await client.answer())[0].status == 200
+            assert kept() <= before + 1  # A connection has its last one.
+        finally:
+            gc.enable()
 
 
 @in_loop

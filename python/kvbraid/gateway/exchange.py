@@ -110,7 +110,7 @@ class Exchange:
         self._woken: Wake | None = None
         own = scope["extensions"][EXTENSION]
         self._connection: Connection = own["connection"]
-        self._cycle: RequestResponseCycle = own["cycle"]
+        self._cycle: RequestResponseCycle = own["cycle"]()  # It serves this request.
         self._connection.when_lost = self._lose
 
     def ask_for_usage(self) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Final
+from weakref import ref
 
 import httptools
 from uvicorn.config import Config
@@ -32,6 +33,9 @@ SLICE_BYTES: Final = 64 << 10
 
 EXTENSION: Final = "kvbraid.connection"
 """The extension of ASGI in which a request finds its `Connection`, and uvicorn's `cycle` of it.
+
+The cycle has the request's scope, so here is only a weak reference to it: whatever refers to
+itself stays until a collection finds it, and each collection stops everything.
 
 It can learn there that its client has left, without a task that waits for that, and can end an
 answer that it cannot complete: ASGI has no other way to let a client know.
@@ -173,7 +177,8 @@ class Connection(HttpToolsProtocol):
     def begin_request(self) -> None:
         """Take a request whose head is complete and within its limit."""
         super().on_headers_complete()
-        self.scope["extensions"] = {EXTENSION: {"connection": self, "cycle": self.cycle}}
+        own: dict[object, object] = {"connection": self, "cycle": ref(self.cycle)}
+        self.scope["extensions"] = {EXTENSION: own}
 
     def on_message_complete(self) -> None:
         """Stop waiting for the client."""
