@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from kvbraid.gateway.app import Gateway
 from kvbraid.gateway.tokens import BodyReader, TokenizerFiles, Tokenizers
@@ -12,6 +13,10 @@ from kvbraid.service.http.server import end_process, run_server
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.registry import Service
 from kvbraid.service.serve import new_service
+
+_UNTIL_COLLECTION: Final = 20_000
+"""Objects that are made before a collection. A request leaves none that refers to itself, so what
+collections look at is what hundreds of requests in flight need just now."""
 
 
 def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
@@ -25,6 +30,7 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     def gateway(service: Service, access: Access) -> Gateway:
         made = Gateway(service, reader, config.forwarding, access=access)
         gc.freeze()  # What is there now stays: no collection has to look at it again.
+        gc.set_threshold(_UNTIL_COLLECTION)
         return made
 
     run_server(
