@@ -131,14 +131,20 @@ def gaps_of(rungs: Rungs, delivery: Delivery) -> list[Gap]:
     """
     delivered = _tokens(delivery)
     top = rungs.prompt if rungs.seen is None else rungs.seen
-    gaps = (
-        Gap(GapName.SEEN, _why_not_seen(rungs), rungs.prompt - top),
-        Gap(GapName.BEST, _largest(_below_seen(rungs, top)), top - rungs.best),
-        Gap(GapName.CHOSEN, _largest(_below_best(rungs)), rungs.best - rungs.chosen),
-        Gap(GapName.DELIVERED, _first(_LOST, rungs, delivery), rungs.chosen - delivered),
-        Gap(GapName.ABOVE, _first(_WON, rungs, delivery), delivered - rungs.chosen),
-    )
-    return [gap for gap in gaps if gap.tokens > 0]
+    gaps = []
+    if rungs.prompt > top:
+        gaps.append(Gap(GapName.SEEN, _why_not_seen(rungs), rungs.prompt - top))
+    if top > rungs.best:
+        gaps.append(Gap(GapName.BEST, _largest(_below_seen(rungs, top)), top - rungs.best))
+    if rungs.best > rungs.chosen:
+        gaps.append(Gap(GapName.CHOSEN, _largest(_below_best(rungs)), rungs.best - rungs.chosen))
+    if rungs.chosen > delivered:
+        reason = _first(_LOST, rungs, delivery)
+        gaps.append(Gap(GapName.DELIVERED, reason, rungs.chosen - delivered))
+    if delivered > rungs.chosen:
+        reason = _first(_WON, rungs, delivery)
+        gaps.append(Gap(GapName.ABOVE, reason, delivered - rungs.chosen))
+    return gaps
 
 
 _Part: TypeAlias = tuple[GapReason, int]
