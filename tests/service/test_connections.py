@@ -153,6 +153,15 @@ def test_the_limit_of_a_head_is_the_same_in_one_piece_and_in_many(
             wire.hang_up()
 
 
+def test_the_head_of_an_answer_goes_out_with_its_body(wires: Wires) -> None:
+    wire = wires.connect().send(HEALTH)
+    assert statuses(wire.answers()) == [200]
+    assert wire.transport.num_writes == 1
+    sent = wires.connect().send(HEALTH.replace(b"GET", b"HEAD")).transport.sent
+    assert sent.startswith(b"HTTP/1.1 200 OK")
+    assert sent.endswith(b"\r\n\r\n")
+
+
 def test_many_requests_in_one_piece_are_no_large_head(wires: Wires) -> None:
     wire = wires.connect()
     wire.send(post() * 200 + post()[:20])

@@ -25,7 +25,7 @@ NO_PROMISE = {
         parser pipeline scope server_state transport url""",
     "super()": """__init__ connection_lost connection_made data_received on_body
         on_headers_complete on_message_begin on_message_complete on_response_complete shutdown""",
-    "self.cycle": """disconnected keep_alive message_event response_complete scope
+    "self.cycle": """disconnected keep_alive message_event response_complete scope transport
         waiting_for_100_continue""",
     "self.flow": "read_paused write_paused",
     "self.server_state": "total_requests",

@@ -19,6 +19,7 @@ class Transport(asyncio.Transport):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__({"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.2", 2)})
         self.sent = bytearray()
+        self.num_writes = 0
         self.unread = 0
         self.is_paused = False
         self.has_ended = False
@@ -30,6 +31,7 @@ class Transport(asyncio.Transport):
         if not self._is_closing:
             assert not self.has_ended
             self.sent += data
+            self.num_writes += 1
 
     def close(self) -> None:
         if not self._is_closing:

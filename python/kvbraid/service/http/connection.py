@@ -41,6 +41,9 @@ It can learn there that its client has left, without a task that waits for that,
 answer that it cannot complete: ASGI has no other way to let a client know.
 """
 
+_INTERIM: Final = b"HTTP/1.1 1"
+"""How an answer begins after which another one comes."""
+
 _LINGER_S: Final = 1.0
 """How long a refused client may go on sending: a reset would destroy the answer."""
 
@@ -177,6 +180,8 @@ class Connection(HttpToolsProtocol):
     def begin_request(self) -> None:
         """Take a request whose head is complete and within its limit."""
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":  # Its head is all that is written.
+            self.cycle.transport = _Joined(self.transport)
         own: dict[object, object] = {"connection": self, "cycle": ref(self.cycle)}
         self.scope["extensions"] = {EXTENSION: own}
 
@@ -286,6 +291,37 @@ class Connection(HttpToolsProtocol):
 
     def _head_too_large(self, size: int) -> RefusalError:
         return RefusalError("head_too_large", f"{size} bytes; limit {self._max_head_bytes}")
+
+
+class _Joined(asyncio.Transport):
+    """Keeps the head of an answer until the first bytes of its body, which follow at once.
+
+    uvicorn writes one after the other. Each write is a system call, and can wake the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head: bytes | None = None  # Empty once it is written.
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write, or keep what is the head."""
+        if self._head is None and data[: len(_INTERIM)] != _INTERIM:
+            self._head = bytes(data)
+            return
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once everything is written, also a head without a body."""
+        if self._head:
+            self.write(b"")
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closing."""
+        return self._transport.is_closing()
 
 
 class _Flow(FlowControl):
