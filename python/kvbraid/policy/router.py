@@ -25,7 +25,7 @@ from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
 from kvbraid.policy.engine_load import EngineLoad, EngineLoads, Readings, add_others
 from kvbraid.policy.seconds import Seconds
-from kvbraid.policy.standing import Filtered, Said, Standing, filtered
+from kvbraid.policy.standing import Filtered, Said, Standing, Standings, filtered
 from kvbraid.policy.view import FleetView, RankId, RankNames, RoutingPolicy
 from kvbraid.reading import POSITIVE, check
 
@@ -129,7 +129,7 @@ class Router:
         self._options = options or RouterOptions()
         self._chance = chance or Random()  # noqa: S311 - it spreads load, and guards nothing
         self._note = note
-        self._standing: dict[RankId | PodId, Standing] = {}
+        self._standings = Standings()
         self._bookings = Bookings()
         self._engines = EngineLoads(self._options.load_age_s)
         self._loads: defaultdict[str, _Load] = defaultdict(_Load)  # By model.
@@ -141,11 +141,13 @@ class Router:
 
     def set_standing(self, whom: RankId | PodId, standing: Standing) -> None:
         """Note what is said about a rank, or about the ranks of a pod of which nothing is said."""
-        self._standing[whom] = standing
+        with self._lock:
+            self._standings.note(whom, standing)
 
     def forget(self, whom: RankId | PodId) -> None:
         """Forget what was said about it. Bookings stay until their requests end."""
-        self._standing.pop(whom, None)
+        with self._lock:
+            self._standings.forget(whom)
 
     def note_load(self, rank: RankId, load: EngineLoad, *, now: float) -> None:
         """Note what a rank's engine says of its load. Requests that are not from here count."""
@@ -157,12 +159,6 @@ class Router:
         """Return what engines have said of their load within `load_age_s`."""
         with self._lock:
             return {rank: reading.load for rank, reading in self._engines.fresh(now)}
-
-    def _standings(self, ranks: Sequence[RankId]) -> dict[int, Standing]:
-        """Payloads may name ranks that nobody has configured: these stand as their pod does."""
-        of = self._standing.get
-        named = enumerate(ranks if self._standing else ())
-        return {row: it for row, rank in named if (it := of(rank) or of(rank[0])) is not None}
 
     # ---- choosing --------------------------------------------------------------------------
 
@@ -265,7 +261,7 @@ class Router:
         ranks = columns.ranks
         stuck = self._bookings.stuck(now, self._options.stuck_s)
         return Said(
-            standings=self._standings(ranks),
+            standings=self._standings.of(ranks),
             states=columns.states,
             running=before.loads.running,
             stuck={row for row, rank in enumerate(ranks) if rank in stuck} if stuck else _NO_ROWS,

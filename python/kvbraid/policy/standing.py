@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvbraid.ids import PodState
+from kvbraid.ids import PodId, PodState
 from kvbraid.policy.engine_load import Readings
+from kvbraid.policy.view import RankId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,37 @@ class Standing:
     max_running: int | None = None
     loras: frozenset[str] | None = None
     usage: float = 0.0
+
+
+class Standings:
+    """What is said about ranks, and about pods for those of their ranks of which nothing is said.
+
+    Payloads may name ranks that nobody has configured: these stand as their pod does.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[RankId | PodId, Standing] = {}
+        self._ranks: Sequence[RankId] | None = None  # Those that were last asked about.
+        self._rows: Mapping[int, Standing] = {}
+
+    def note(self, whom: RankId | PodId, standing: Standing) -> None:
+        """Note what is said about a rank, or about a pod."""
+        self._said[whom] = standing
+        self._ranks = None
+
+    def forget(self, whom: RankId | PodId) -> None:
+        """Forget what was said about it."""
+        self._said.pop(whom, None)
+        self._ranks = None
+
+    def of(self, ranks: Sequence[RankId]) -> Mapping[int, Standing]:
+        """Return what is said about the rows of an answer, whose ranks never change in place."""
+        if ranks is not self._ranks:  # An index gives the same ones until a pod comes or goes.
+            of = self._said.get
+            both = enumerate(ranks if self._said else ())
+            rows = {row: it for row, rank in both if (it := of(rank) or of(rank[0])) is not None}
+            self._ranks, self._rows = ranks, rows
+        return self._rows
 
 
 class Said(NamedTuple):
