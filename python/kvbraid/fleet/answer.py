@@ -143,7 +143,7 @@ class Scores:
     def columns(self) -> Columns:
         """Return the numbers of all rows, in their order, and what was promised."""
         native = self._native
-        numbers = [cast("Sequence[int]", memoryview(c).cast("I")) for c in native.columns()]
+        numbers = [memoryview(column).cast("I") for column in native.columns()]
         lower, upper, expected, present, soon, expected_soon, present_soon = numbers
         return Columns(
             ranks=_ranks(native.roster()),

@@ -6,7 +6,7 @@ is what they take together, less what has passed for the one in front. Times are
 clock that does not go back; if one does, nothing has passed.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -108,7 +108,7 @@ class Bookings:
 
     def __init__(self) -> None:
         self._bookings: OrderedDict[str, Booking] = OrderedDict()
-        self._lines: dict[RankId, _Line] = {}
+        self._lines: defaultdict[RankId, _Line] = defaultdict(_Line)
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -128,7 +128,7 @@ class Bookings:
         """Book a request that has no booking."""
         assert name not in self._bookings, f"request {name!r} is booked already"
         self._bookings[name] = booking
-        self._lines.setdefault(booking.rank, _Line()).add(name, booking)
+        self._lines[booking.rank].add(name, booking)
 
     def start(self, name: str, now: float) -> Booking | None:
         """Note a request's first token; None if the request has no booking."""

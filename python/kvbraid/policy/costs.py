@@ -78,7 +78,8 @@ class CostRule:
         for held, wait in zip(both, view.wait, strict=True):
             line = lines.get(held)
             if line is None:
-                prefill, missing = (seconds.prefill(tokens, cached) for cached in held)
+                prefill = seconds.prefill(tokens, held[0])
+                missing = seconds.prefill(tokens, held[1])
                 work = prefill - options.potential * (prefill - missing)
                 displaced = displaces * (missing - seconds.fixed)
                 slope = queues * missing

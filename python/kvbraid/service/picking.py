@@ -268,13 +268,11 @@ class Picking:
         tokens = None if told.cached_tokens is None else min(told.cached_tokens, prompt)
         if tokens is not None:
             with self._lock:
-                self.tokens.update(
-                    prompt=prompt,
-                    lower=booking.lower,
-                    upper=booking.upper,
-                    resumable=prompt - booking.computes,
-                    delivered=tokens,
-                )
+                self.tokens["prompt"] += prompt
+                self.tokens["lower"] += booking.lower
+                self.tokens["upper"] += booking.upper
+                self.tokens["resumable"] += prompt - booking.computes
+                self.tokens["delivered"] += tokens
         if not isinstance(rungs, Rungs):
             return None
         return self.ladder.add(rungs, Delivery(tokens, told.prompt_tokens not in (None, prompt)))

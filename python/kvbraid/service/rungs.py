@@ -7,9 +7,10 @@ and each has exactly one reason. All here are functions of a decision and of a r
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from kvbraid.policy import Decision
 
@@ -57,8 +58,7 @@ class Delivery(NamedTuple):
     differs: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rungs:
+class Rungs(msgspec.Struct, frozen=True, kw_only=True):
     """What was known of one request when its rank was chosen, in tokens.
 
     `seen` is None where the index does not remember. `best` and `chosen` are what the best rank of

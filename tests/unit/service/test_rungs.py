@@ -1,6 +1,6 @@
 """The rungs of one request: their order, gaps without a rest, and one reason for each."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from kvbraid.service.rungs import (
     gaps_of,
     rungs_of,
 )
+from msgspec.structs import replace
 
 R = GapReason
 RUNGS = Rungs(
