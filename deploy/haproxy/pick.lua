@@ -7,7 +7,7 @@ local function question(txn)
   local body = txn.sf:req_body() or ""
   local full = math.max(tonumber(txn.sf:req_body_size()) or 0, #body)
   local session = txn.sf:req_hdr("x-session-id")
-  local lines = { "POST /internal/route HTTP/1.0", "host: localhost", "content-length: " .. #body,
+  local lines = { "POST /internal/route HTTP/1.1", "host: localhost", "content-length: " .. #body,
                   "x-kvbraid-path: " .. txn.sf:path(), "x-request-id: " .. txn.sf:unique_id() }
   if full > #body then lines[#lines + 1] = "x-body-truncated: " .. #body .. "/" .. full end
   if TOKEN and TOKEN ~= "" then lines[#lines + 1] = "authorization: Bearer " .. TOKEN end
@@ -15,13 +15,41 @@ local function question(txn)
   return table.concat(lines, "\r\n") .. "\r\n\r\n" .. body
 end
 
+-- Connections to kvbraid that wait for the next question. Each thread of HAProxy has its own.
+local idle = {}
+
+-- Returns the status and the body of the answer; nil if there is none.
+local function exchange(socket, text)
+  local line = socket:send(text) and socket:receive("*l") or ""
+  local status, length, stays = tonumber(line:match("^HTTP/1%.1 (%d+)")), nil, true
+  while status and line ~= "" do
+    line = socket:receive("*l")
+    if not line then return nil end
+    length = tonumber(line:match("^content%-length: (%d+)")) or length
+    stays = stays and line ~= "connection: close"
+  end
+  local json = status and length and socket:receive(length)
+  if not json then return nil end
+  if stays then idle[#idle + 1] = socket else socket:close() end
+  return status, json
+end
+
+local function seconds() return core.now().sec + core.now().usec / 1e6 end
+
 local function ask(txn)
-  local socket = core.tcp()
+  local text, socket, since = question(txn), table.remove(idle), seconds()
+  if socket then
+    local status, json = exchange(socket, text)
+    if status then return status, json end
+    socket:close()  -- kvbraid may have closed it meanwhile. A question may be asked twice.
+    if seconds() - since >= PATIENCE_S then return nil, "" end
+  end
+  socket = core.tcp()
   socket:settimeout(PATIENCE_S)
-  if not socket:connect(HOST, PORT) or not socket:send(question(txn)) then return nil, "" end
-  local answer = socket:receive("*a") or ""
-  socket:close()
-  return tonumber(answer:match("^HTTP/1%.%d (%d+)")), answer:match("\r\n\r\n(.*)$") or ""
+  local status, json
+  if socket:connect(HOST, PORT) then status, json = exchange(socket, text) end
+  if not status then socket:close() end
+  return status, json or ""
 end
 
 core.register_action("pick", { "http-req" }, function(txn)
