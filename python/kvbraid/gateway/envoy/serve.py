@@ -1,5 +1,6 @@
 """`kvbraid pick-serve`: the real index, feeds and picker put together and run."""
 
+import gc
 from collections.abc import Callable
 
 from kvbraid.gateway.envoy.metrics import EnvoyMetrics
@@ -54,6 +55,7 @@ def pick_serve(config: FleetConfig, *, announce: Callable[[str, str], None]) -> 
 
     def application(service: Service, access: Access) -> PickApplication:
         apps.append(PickApplication(service, reader, config, access))
+        gc.freeze()  # What is there now stays: no collection has to look at it again.
         return apps[0]
 
     run_server(
