@@ -97,15 +97,20 @@ def sends(kind: str, destination: Destination, given: Iterable[bytes]) -> Proces
 
     `given` are the names of the request's headers. Trailers have no room for a header.
     """
-    reply = about(kind)
+    # Parts are filled in where they lie: made one by one, they would be copied into each other.
+    reply = ProcessingResponse()
     metadata = reply.dynamic_metadata.fields[NAMESPACE].struct_value
     metadata.fields[DESTINATION].string_value = destination.value
+    part = getattr(reply, kind)
+    part.SetInParent()
     if not kind.endswith("_trailers"):
         headers = {DESTINATION: destination.value, **destination.headers}
-        response: CommonResponse = getattr(reply, kind).response
+        response: CommonResponse = part.response
         response.clear_route_cache = True
         mutation = response.header_mutation
-        mutation.set_headers.extend(header(name, it.encode()) for name, it in headers.items())
+        for name, value in headers.items():
+            option = mutation.set_headers.add(append_action=_OVERWRITE)
+            option.header.key, option.header.raw_value = name, value.encode()
         mutation.remove_headers.extend(it for it in controls(given) if it not in headers)
     return reply
 
@@ -122,12 +127,13 @@ def header(name: str, value: bytes) -> HeaderValueOption:
     )
 
 
-def without(given: Iterable[bytes]) -> CommonResponse:
-    """Return what removes control headers, and changes nothing else."""
+def passes(kind: str, given: Iterable[bytes]) -> ProcessingResponse:
+    """Return the answer to headers that removes control headers, and changes nothing else."""
     removed = controls(given)
     if not removed:
-        return CommonResponse()
-    return CommonResponse(header_mutation=HeaderMutation(remove_headers=removed))
+        return _PASSES[kind]
+    mutation = HeaderMutation(remove_headers=removed)
+    return about(kind, CommonResponse(header_mutation=mutation))
 
 
 def piece(body: bytes, *, is_last: bool) -> CommonResponse:
@@ -159,6 +165,12 @@ _MAKERS: Final[Mapping[str, Callable[[CommonResponse | None], ProcessingResponse
 def about(kind: str, response: CommonResponse | None = None) -> ProcessingResponse:
     """Return the answer to a message of some kind; without a response it changes nothing."""
     return _MAKERS[kind](response)
+
+
+_PASSES: Final = {
+    kind: about(kind, CommonResponse()) for kind in ("request_headers", "response_headers")
+}
+"""The usual answers to headers; nobody changes them."""
 
 
 def refusal_of(error: RefusalError) -> ProcessingResponse:

@@ -24,12 +24,12 @@ from kvbraid.gateway.envoy.messages import (
     about,
     headers_of,
     hints_of,
+    passes,
     piece,
     pieces,
     refusal_of,
     sends,
     served_by,
-    without,
 )
 from kvbraid.gateway.envoy.protos.ext_proc_pb2 import (
     CommonResponse,
@@ -187,7 +187,7 @@ class Processing:
         self._phase = _Phase.BODY
         if self._request_mode in _WHOLE:
             self._carrier = "request_body"
-            return Reaction([about("request_headers", without(self._given))])
+            return Reaction([passes("request_headers", self._given)])
         return Reaction([])
 
     def _request_body(self, message: ProcessingRequest) -> Reaction:
@@ -259,7 +259,7 @@ class Processing:
         told = self._note_served(served_by(message))
         if self._status >= _FAILED or message.response_headers.end_of_stream:
             told += self._end()
-        return Reaction([about("response_headers", without(given))], told=told)
+        return Reaction([passes("response_headers", given)], told=told)
 
     def _response_body(self, message: ProcessingRequest) -> Reaction:
         body = message.response_body
