@@ -50,9 +50,8 @@ def first_model(cut: bytes) -> str:
 
 def name_of(given: Mapping[bytes, bytes]) -> str:
     """Return a data plane's name of a request if it is usual, and plain in JSON; else our own."""
-    own = uuid4().hex
-    name = request_id(given, own).decode("ascii")
-    return own if _NOT_PLAIN.search(name) else name
+    name = request_id(given, "").decode("ascii")
+    return name if name and not _NOT_PLAIN.search(name) else uuid4().hex
 
 
 class Asker:
