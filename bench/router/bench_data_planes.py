@@ -6,9 +6,7 @@ embedded gateway does; Envoy's count the picker, and show Envoy beside it.
 """
 
 import contextlib
-import multiprocessing
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -25,13 +23,12 @@ from bench.fleet.bench_http import http_request, read_answer
 from bench.fleet.service import answers, wait_until
 from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of_process
 from bench.router.bench_proxy import NUM_CONNECTIONS, body
-from bench.router.gateways import EVENTS, engine
+from bench.router.gateways import EVENTS, POD, installed, running_engine
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
-_PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:{ROOT / '.venv-gateway' / 'bin'}"
-HAPROXY: Final = shutil.which("haproxy", path=_PATH)
-ENVOY: Final = shutil.which("envoy", path=_PATH)
+HAPROXY: Final = installed("haproxy")
+ENVOY: Final = installed("envoy")
 NUM_PODS: Final = 8
 ROUNDS: Final = 30
 _END: Final = b"0\r\n\r\n"
@@ -44,16 +41,6 @@ first_tokens = false
 [gateway]
 metrics_s = inf
 ends = "127.0.0.1:{ends}"
-"""
-_POD: Final = """
-[[pods]]
-id = "p{number}"
-model = "m"
-endpoint = "tcp://127.0.0.1:{events}"
-url = "http://127.0.0.1:{port}"
-[[pods.topology.groups]]
-kind = "full_attention"
-block_size = 16
 """
 
 
@@ -99,25 +86,18 @@ def _running(command: Sequence[object], port: int, path: str, **env: str) -> Ite
 @contextlib.contextmanager
 def kvbraid(name: str, *options: str) -> Iterator[Kvbraid]:
     """Run an engine, and a command of kvbraid that knows it as NUM_PODS pods."""
-    here, there = multiprocessing.Pipe()
-    serving = multiprocessing.get_context("spawn").Process(
-        target=engine, args=(there,), daemon=True
-    )
-    serving.start()
-    try:
-        with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
-            port, events = here.recv()
-            ends, asked = free_port(), free_port()
-            pods = [_POD.format(number=each, events=events, port=port) for each in range(NUM_PODS)]
-            config.write("".join([_HEAD.format(ends=ends), *pods]))
-            config.flush()
-            files = ("--config", config.name, "--port", str(asked), "--log-level", "error")
-            command = [sys.executable, "-m", "kvbraid", name, *files, *options]
-            with _running(command, asked, "/healthz") as pid:
-                yield Kvbraid(pid, asked, ends, port)
-    finally:
-        serving.kill()
-        serving.join()
+    with (
+        running_engine() as (port, events),
+        tempfile.NamedTemporaryFile("w", suffix=".toml") as config,
+    ):
+        ends, asked = free_port(), free_port()
+        pods = [POD.format(number=each, events=events, port=port) for each in range(NUM_PODS)]
+        config.write("".join([_HEAD.format(ends=ends), *pods]))
+        config.flush()
+        files = ("--config", config.name, "--port", str(asked), "--log-level", "error")
+        command = [sys.executable, "-m", "kvbraid", name, *files, *options]
+        with _running(command, asked, "/healthz") as pid:
+            yield Kvbraid(pid, asked, ends, port)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from typing import Final
 from bench.fleet.bench_http import http_request
 from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of_process
 from bench.router.bench_tokens import prose, tokenizer
-from bench.router.gateways import END, Running, Servers, connected, passed_on, routed
+from bench.router.gateways import END, Running, Servers, connected, routed
+from bench.router.rivals import PLAIN
 
 NUM_CLIENTS: Final = 20
 NUM_STREAMS: Final = 64
@@ -208,7 +209,7 @@ ROWS = (
         unit="us",
         ours=added(_with_tokens, seen, 1, 100),
         target=Target(ours=1000),
-        beside={"plain": added(passed_on, seen, 1, 100)},
+        beside={"plain": added(PLAIN, seen, 1, 100)},
     ),
     Row(
         name="proxy_ttfb_new",
@@ -216,7 +217,7 @@ ROWS = (
         unit="us",
         ours=added(_with_tokens, _NEW, 1, 100),
         target=Target(ours=2000),
-        beside={"plain": added(passed_on, _NEW, 1, 100)},
+        beside={"plain": added(PLAIN, _NEW, 1, 100)},
     ),
     Row(
         name="proxy_event_added",
@@ -225,7 +226,7 @@ ROWS = (
         ours=added_to_events(routed),
         target=Target(ours=2000),
         samples=5,
-        beside={"plain": added_to_events(passed_on)},
+        beside={"plain": added_to_events(PLAIN)},
     ),
     Row(
         name="proxy_220kb",
@@ -235,7 +236,7 @@ ROWS = (
         target=Target(least=130),
         samples=5,
         larger_is_better=True,
-        beside={"plain": requests_of_a_core(passed_on)},
+        beside={"plain": requests_of_a_core(PLAIN)},
     ),
     Row(
         name="proxy_220kb_added",
@@ -244,6 +245,6 @@ ROWS = (
         ours=added(_with_tokens, _LONG, NUM_CLIENTS, 5 * NUM_CLIENTS),
         target=Target(ours=20_000),
         samples=5,
-        beside={"plain": added(passed_on, _LONG, NUM_CLIENTS, 5 * NUM_CLIENTS)},
+        beside={"plain": added(PLAIN, _LONG, NUM_CLIENTS, 5 * NUM_CLIENTS)},
     ),
 )

@@ -2,12 +2,12 @@
 
 All pods are one engine, which answers at once and publishes no event. Prompts come as token ids.
 The CPU is that of the process `kvbraid route`, whole: HTTP on both sides, JSON, the choice, the
-booking, and its reports. `plain` is the least that uvicorn with aiohttp can do, and `haproxy` is
-there where it is installed; neither chooses anything.
+booking, and its reports. Beside it are other servers, as bench/router/rivals.py runs them: `plain`
+is the least that uvicorn with aiohttp can do, `starlette` that with httpx; `nginx`, `haproxy`,
+`vllm_router` and `smg` are there where they are installed. Only the last two choose.
 """
 
 import contextlib
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,16 +15,19 @@ from typing import Final
 
 from bench.fleet.bench_http import http_request, read_answer
 from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of_process
-from bench.router.gateways import END, EVENTS, Servers, balanced, connected, passed_on, routed
+from bench.router.gateways import END, EVENTS, Servers, connected, routed
+from bench.router.rivals import READS_NO_IDS, others
 
 NUM_CONNECTIONS: Final = 32
 NUM_STREAMS: Final = 64
 BODY_BYTES: Final = 4096
 ROUNDS: Final = 30
+_PATH: Final = "/v1/completions"
+_JSON: Final = "application/json"
 
 
-def body(number: int, *, stream: bool) -> bytes:
-    """Return a completion of about 4 KB whose prompt no other number has."""
+def body(number: int, *, stream: bool, is_text: bool = False) -> bytes:
+    """Return a completion of about 4 KB whose prompt no other number has: token ids, or a text."""
     head = f'{{"model":"m","stream":{"true" if stream else "false"},"prompt":['
     ids = (str((number * 7919 + place * 31) % 90_000 + 10_000) for place in range(1 << 20))
     text = head
@@ -32,7 +35,8 @@ def body(number: int, *, stream: bool) -> bytes:
         if len(text) + len(token) + 3 > BODY_BYTES:
             break
         text += f"{token},"
-    return f"{text[:-1]}]}}".encode()
+    whole = f"{text[:-1]}]}}"
+    return (whole.replace("[", '"').replace("]", '"') if is_text else whole).encode()
 
 
 def _read_stream(connection: socket.socket) -> int:
@@ -44,13 +48,13 @@ def _read_stream(connection: socket.socket) -> int:
     return received.count(b"data: ")
 
 
-def per_request(servers: Servers) -> Side:
+def per_request(servers: Servers, *, is_text: bool = False) -> Side:
     """The CPU per request: NUM_CONNECTIONS clients, one request each in flight."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
         posts = [
-            http_request("/v1/completions", "application/json", body(number, stream=False))
+            http_request(_PATH, _JSON, body(number, stream=False, is_text=is_text))
             for number in range(NUM_CONNECTIONS)
         ]
         with servers() as (pid, port, _), connected(port, NUM_CONNECTIONS) as connections:
@@ -73,13 +77,13 @@ def per_request(servers: Servers) -> Side:
     return side
 
 
-def per_event(servers: Servers) -> Side:
+def per_event(servers: Servers, *, is_text: bool = False) -> Side:
     """The CPU per event: NUM_STREAMS streams at once, each with a request and EVENTS events."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
         posts = [
-            http_request("/v1/completions", "application/json", body(number, stream=True))
+            http_request(_PATH, _JSON, body(number, stream=True, is_text=is_text))
             for number in range(NUM_STREAMS)
         ]
         with servers() as (pid, port, _), connected(port, NUM_STREAMS) as connections:
@@ -98,11 +102,8 @@ def per_event(servers: Servers) -> Side:
     return side
 
 
-def _beside(cost: Callable[[Servers], Side]) -> dict[str, Side]:
-    servers = {"plain": passed_on, "haproxy": balanced}
-    if shutil.which("haproxy") is None:
-        del servers["haproxy"]
-    return {name: cost(each) for name, each in servers.items()}
+def _beside(cost: Callable[..., Side]) -> dict[str, Side]:
+    return {name: cost(it, is_text=name in READS_NO_IDS) for name, it in others().items()}
 
 
 ROWS = (

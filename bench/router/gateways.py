@@ -1,12 +1,15 @@
-"""Servers before an engine that answers at once: our gateway, and the least that one can do.
+"""An engine that answers at once, and servers before it: our gateway, and whatever has a command.
 
 All pods are that one engine, and it publishes no event. It does what a body asks for: `after_ms`
 delays an answer, `pace_ms` the events of a stream. Each event says when it was written.
 """
 
 import contextlib
+import functools
 import multiprocessing
+import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,23 +31,24 @@ END: Final = b"0\r\n\r\n"
 """Of a stream."""
 PORT: Final = "{port}"
 """In a command: where its server listens."""
-HAPROXY: Final = """\
-global
-    nbthread 1
-defaults
-    mode http
-    option http-no-delay
-    timeout connect 5s
-    timeout client 60s
-    timeout server 60s
-frontend clients
-    bind "127.0.0.1:${KVBRAID_PORT}"
-    http-request return status 200 if { path /healthz }
-    default_backend engine
-backend engine
-    http-reuse always
-    server engine 127.0.0.1:%d
+ENGINE: Final = "{engine}"
+"""In a command or a configuration: the port of its engine."""
+OTHER: Final = "{other}"
+"""A port that nobody uses."""
+CONFIG: Final = "{config}"
+"""The path of its configuration."""
+POD: Final = """
+[[pods]]
+id = "p{number}"
+model = "m"
+endpoint = "tcp://127.0.0.1:{events}"
+url = "http://127.0.0.1:{port}"
+[[pods.topology.groups]]
+kind = "full_attention"
+block_size = 16
 """
+_ROOT: Final = Path(__file__).parents[2]
+_PLACES: Final = (os.environ.get("PATH", ""), "/usr/sbin", str(_ROOT / ".venv-gateway" / "bin"))
 
 
 class Running(NamedTuple):
@@ -55,18 +59,27 @@ class Running(NamedTuple):
     engine: int
 
 
+def installed(program: str) -> str | None:
+    """Return the path of a program that is no part of kvbraid; None if it is not there."""
+    return shutil.which(program, path=":".join(_PLACES))
+
+
 Servers = Callable[[], AbstractContextManager[Running]]
 """Runs a server and its engine."""
 
 
 def engine(ready: Connection) -> None:
-    """Answer with 200 bytes of JSON, or with EVENTS events; send the ports of both sockets."""
+    """Answer with 200 bytes of JSON, or with EVENTS events; send the ports of both sockets.
+
+    Every GET is answered with the list of models: rivals ask for it, and for health.
+    """
     import asyncio
     import time
 
     import uvloop
     import zmq
 
+    models = b'{"data":[{"id":"m","object":"model"}]}'
     unary = b'{"choices":[{"text":"' + b"x" * 120 + b'"}],"usage":{"prompt_tokens":9}}'
     whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
     event = b'data: {"at":%020d,"choices":[{"text":"' + b"x" * 125 + b'"}]}\n\n'
@@ -88,12 +101,14 @@ def engine(ready: Connection) -> None:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
                 body = await reader.readexactly(int(length[1])) if length else b""
-                asked = dict(re.findall(rb'"(\w+)":(\w+)', body[:128]))
+                fields = body[:128] + body[-1024:]  # Routers put them in an order of their own.
+                asked = dict(re.findall(rb'"(\w+)":(\w+)', fields))
                 await asyncio.sleep(int(asked.get(b"after_ms", 0)) / 1000)
                 if asked.get(b"stream") == b"true":
                     await stream(writer, int(asked.get(b"pace_ms", 2)) / 1000)
                 else:
-                    writer.write(whole % (len(unary), unary))
+                    answer = models if head.startswith(b"GET") else unary
+                    writer.write(whole % (len(answer), answer))
 
     async def run() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
@@ -108,7 +123,7 @@ def engine(ready: Connection) -> None:
 @contextlib.contextmanager
 def routed(num_pods: int = 8, *, tokenizer: str = "") -> Iterator[Running]:
     """Run an engine and a gateway before it; `tokenizer` is the tokenizer.json of its model."""
-    with _engine() as (port, events), tempfile.TemporaryDirectory() as folder:
+    with running_engine() as (port, events), tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "fleet.toml"
         config.write_text(_config(num_pods, port, events, with_tokens=bool(tokenizer)))
         (Path(folder) / "tokenizer.json").write_text(tokenizer)
@@ -118,27 +133,8 @@ def routed(num_pods: int = 8, *, tokenizer: str = "") -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def passed_on() -> Iterator[Running]:
-    """Run an engine, and before it uvicorn with aiohttp, which choose nothing."""
-    with _engine() as (port, _):
-        command = [sys.executable, "-m", "bench.router.plain_proxy", str(port), PORT]
-        with server(command, port) as running:
-            yield running
-
-
-@contextlib.contextmanager
-def balanced() -> Iterator[Running]:
-    """Run an engine, and before it HAProxy with one thread, which chooses nothing."""
-    with _engine() as (port, _), tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "haproxy.cfg"
-        config.write_text(HAPROXY % port)
-        command = ["env", f"KVBRAID_PORT={PORT}", "haproxy", "-db", "-f", str(config)]
-        with server(command, port) as running:
-            yield running
-
-
-@contextlib.contextmanager
-def _engine() -> Iterator[tuple[int, int]]:
+def running_engine() -> Iterator[tuple[int, int]]:
+    """Run an engine; yield its port, and that of its events."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=engine, args=(there,), daemon=True
@@ -152,30 +148,41 @@ def _engine() -> Iterator[tuple[int, int]]:
 
 
 def _config(num_pods: int, port: int, events: int, *, with_tokens: bool) -> str:
-    pods = (
-        f'[[pods]]\nid = "p{number}"\nmodel = "m"\nendpoint = "tcp://127.0.0.1:{events}"\n'
-        f'url = "http://127.0.0.1:{port}"\n'
-        "[[pods.topology.groups]]\n"
-        'kind = "full_attention"\nblock_size = 16\n'
-        for number in range(num_pods)
-    )
+    pods = (POD.format(number=each, events=events, port=port) for each in range(num_pods))
     tokens = '[tokens.m]\nfolder = "."\n' if with_tokens else ""
     return "".join(["[limits]\nidle_s = 600\n[gateway]\nmetrics_s = inf\n", tokens, *pods])
 
 
 @contextlib.contextmanager
-def server(template: list[str], engine_port: int) -> Iterator[Running]:
-    """Run a server by its command, in which PORT stands for its port."""
+def server(
+    template: list[str], engine_port: int, *, config: str = "", ready: str = "/healthz"
+) -> Iterator[Running]:
+    """Run a server from when it answers; PORT, ENGINE, OTHER and CONFIG are filled in.
+
+    Args:
+        template: Its command.
+        engine_port: Where its engine listens.
+        config: The text of its configuration, in which PORT and ENGINE are filled in.
+        ready: A path that is answered with success when it can serve.
+    """
     port = free_port()
-    command = [each.replace(PORT, str(port)) for each in template]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            wait_until(lambda: answers(client, "/healthz"), what=" ".join(command))
-        yield Running(process.pid, port, engine_port)
-    finally:
-        process.terminate()
-        process.wait(timeout=40)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config"
+        ports = {PORT: port, ENGINE: engine_port, OTHER: free_port(), CONFIG: path}
+
+        def filled(text: str) -> str:
+            return functools.reduce(lambda it, key: it.replace(key, str(ports[key])), ports, text)
+
+        path.write_text(filled(config))
+        command = list(map(filled, template))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                wait_until(lambda: answers(client, ready), what=" ".join(command))
+            yield Running(process.pid, port, engine_port)
+        finally:
+            process.terminate()
+            process.wait(timeout=40)
 
 
 @contextlib.contextmanager
