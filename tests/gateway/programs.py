@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.service.route_pods import Connection, Engine, Fleet, get
-from tests.service.serving import MAIN
+from tests.service.serving import MAIN, POD
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
@@ -91,21 +91,9 @@ async def silent() -> AsyncIterator[int]:
         yield listener.getsockname()[1]
 
 
-POD = """
-[[pods]]
-id = "{name}"
-model = "m"
-endpoint = "ipc://{folder}/none"
-url = "{engine.url}"
-[[pods.topology.groups]]
-kind = "full_attention"
-block_size = 16
-"""
-
-
 def config_of(folder: Path, engines: Mapping[str, Engine]) -> Path:
     """Write a fleet.toml of engines that publish nothing."""
-    pods = [POD.format(name=name, folder=folder, engine=each) for name, each in engines.items()]
+    pods = [POD.format(name=name, folder=folder, url=each.url) for name, each in engines.items()]
     config = folder / "fleet.toml"
     config.write_text("".join(pods))
     return config

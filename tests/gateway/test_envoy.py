@@ -22,6 +22,7 @@ from tests.service.route_pods import (
     new_posts,
     post,
     prompt,
+    two_events,
     until,
 )
 from tests.service.serving import MAIN
@@ -248,13 +249,6 @@ async def test_without_a_picker_the_configuration_decides(
 
 @in_loop
 async def test_the_picker_may_be_killed_and_started_again(tmp_path: Path) -> None:
-    async def streams(asked: Asked) -> None:
-        await asked.begin()
-        await asked.event("1")
-        await go_on.wait()
-        await asked.event("2")
-        await asked.end()
-
     async def status() -> int:
         client = Connection(*await asyncio.open_connection("127.0.0.1", port))
         await client.send(post())
@@ -263,7 +257,7 @@ async def test_the_picker_may_be_killed_and_started_again(tmp_path: Path) -> Non
         return found
 
     go_on, number = asyncio.Event(), free_port()
-    async with Engine(streams).running() as engine:
+    async with Engine(two_events(go_on)).running() as engine:
         config = config_of(tmp_path, {"a": engine})
         told = ("--config", str(config), "--port", "0", "--grpc-port", str(number))
         picker = (sys.executable, "-c", MAIN, "pick-serve", *told)

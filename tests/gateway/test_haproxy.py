@@ -27,6 +27,7 @@ from tests.service.route_pods import (
     new_posts,
     post,
     prompt,
+    two_events,
     until,
 )
 
@@ -148,15 +149,8 @@ async def test_kvbraid_that_says_nothing_counts_as_away() -> None:
 
 @in_loop
 async def test_kvbraid_may_be_killed_and_started_again(tmp_path: Path) -> None:
-    async def streams(asked: Asked) -> None:
-        await asked.begin()
-        await asked.event("1")
-        await go_on.wait()
-        await asked.event("2")
-        await asked.end()
-
     go_on, number = asyncio.Event(), free_port()
-    async with fleet(streams) as them:
+    async with fleet(two_events(go_on)) as them:
         command = route_command(tmp_path, them.engines, number)
         async with haproxy(them, KVBRAID_PORT=str(number)) as port:
             client = await them.connect(port)

@@ -56,7 +56,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def until_still(number: Callable[[], int]) -> None:
-    """Wait until something that counts has begun, and counts no more."""
+    """Wait until a number is no longer zero, and then has not changed for 0.2 s."""
     last, same = 0, 0
     while same < 20:
         await asyncio.sleep(0.01)

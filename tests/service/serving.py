@@ -14,20 +14,17 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
 MAIN = "from kvbraid.cli import main; main()"
-ONE_POD = """
-[server]
-ready_after_s = 0
-
+POD = """
 [[pods]]
-id = "a"
+id = "{name}"
 model = "m"
 endpoint = "ipc://{folder}/none"
-url = "{url}/"
-
+url = "{url}"
 [[pods.topology.groups]]
 kind = "full_attention"
 block_size = 16
 """
+ONE_POD = "[server]\nready_after_s = 0\n" + POD.replace("{name}", "a").replace("{url}", "{url}/")
 _T = TypeVar("_T")
 
 

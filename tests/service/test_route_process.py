@@ -20,13 +20,13 @@ from tests.docs.markdown import tables
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.listed_tokens import ListedTokens
 from tests.service.route_pods import (
-    Asked,
     Connection,
     Engine,
     get,
     in_loop,
     post,
     prompt,
+    two_events,
     until,
 )
 from tests.service.serving import MAIN, ONE_POD, ROOT, serving
@@ -40,15 +40,8 @@ async def connected(url: str) -> Connection:
 
 @in_loop
 async def test_a_gateway_serves_and_lets_streams_finish_at_its_end(tmp_path: Path) -> None:
-    async def streams(asked: Asked) -> None:
-        await asked.begin()
-        await asked.event("1")
-        await go_on.wait()
-        await asked.event("2")
-        await asked.end()
-
     go_on = asyncio.Event()
-    async with Engine(streams).running() as engine:
+    async with Engine(two_events(go_on)).running() as engine:
         config = tmp_path / "fleet.toml"
         config.write_text(ONE_POD.format(folder=tmp_path, url=engine.url))
         starting = serving("--config", str(config), name="route")

@@ -38,6 +38,8 @@ _GIVEN_UP: Final = (
 """Flags that tell of an answer that is not complete, for which its pod may not be to blame."""
 
 _CLIENT_GONE: Final = ("downstream_connection_termination", "downstream_remote_reset")
+"""Flags that tell of a client that left before its answer was complete."""
+
 _FAILED: Final = 400
 _LONGEST_NAME: Final = 256
 
@@ -73,7 +75,8 @@ def _told(entry: HTTPAccessLogEntry, *, failed: bool) -> Told:
     common = entry.common_properties
     if failed or entry.response.response_code.value >= _FAILED:
         return Told("failed")
-    if _flag(common, _CLIENT_GONE):  # Its pod may have computed the prompt all the same.
+    if _flag(common, _CLIENT_GONE):
+        # The client left. If the answer had begun, the pod has computed the whole prompt.
         has_begun = common.HasField("time_to_first_upstream_rx_byte")
         return Told("end" if has_begun else "failed")
     return Told("end", _usage(common.metadata.filter_metadata))

@@ -283,7 +283,7 @@ class PickServer:
         self._server, self.address = server, f"{host}:{port}"
 
     async def close(self, end_s: float) -> None:
-        """Take no more streams, and end those after `end_s` that are still open."""
+        """Refuse new streams; cut those that are still open after `end_s` seconds."""
         self._is_ending = True
         if self._server is not None:
             ending = asyncio.ensure_future(self._server.stop(end_s))
