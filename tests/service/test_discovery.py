@@ -84,6 +84,13 @@ def test_a_pod_is_what_the_table_says_at_its_address(running: Running) -> None:
     assert (first.model, first.serving.max_running, first.replay_endpoint) == ("m", 8, None)
 
 
+def test_pods_of_a_name_may_be_asked_where_they_publish(tmp_path: Path) -> None:
+    running = Running(read(tmp_path, TABLE.replace("events_port = 5557", 'endpoint = "ask"')))
+    running.look(["10.0.0.1"])
+    pod = running.service.pods[PodId("vllm.default.svc/10.0.0.1")]
+    assert (pod.asks, pod.serving.url) == (True, "http://10.0.0.1:8000")
+
+
 def test_a_look_up_that_fails_changes_nothing(
     running: Running, warnings: pytest.LogCaptureFixture
 ) -> None:
@@ -129,6 +136,7 @@ def test_there_is_a_limit_of_addresses(
     [
         ('url = "http://h:1"', "url = 'http://h:1'; give port, events_port and replay_port"),
         ('endpoint = "tcp://h:1"', "endpoint = 'tcp://h:1'; give port"),
+        ('endpoint = "ask"', "endpoint = 'ask'; give port"),  # Besides events_port.
         ("dp_size = 1024\nreplay_port = 65000", "ends at port 66023"),
         ('model_config = "nothing.json"', "model_config: "),
         ('colour = "red"', "colour"),

@@ -152,6 +152,18 @@ def test_a_change_that_is_refused_leaves_how_the_old_pod_takes_requests(
             "invalid_value",
             "replay_endpoint without endpoint",
         ),
+        ({"endpoint": "ask"}, "invalid_value", "endpoint = ask without url"),
+        (
+            {"endpoint": "ask", "url": "http://h", "bind": False},
+            "invalid_value",
+            "bind with endpoint = ask",
+        ),
+        (
+            {"endpoint": "ask", "url": "http://h", "replay_endpoint": "tcp://h:1"},
+            "invalid_value",
+            "replay_endpoint with endpoint = ask",
+        ),
+        ({"endpoint": "asks", "url": "http://h"}, "invalid_endpoint", "endpoint = 'asks'"),
         ({"model": ""}, "malformed_body", "model"),
         ({"endpiont": "x"}, "malformed_body", "mean endpoint"),
         ({"dp_size": 0}, "malformed_body", "dp_size"),

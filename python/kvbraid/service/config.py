@@ -30,6 +30,9 @@ from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
 from kvbraid.spec_mapping import pod_from_mapping
 
+ASK: Final = "ask"
+"""An `endpoint` that the pod's engine is asked for (`event_sources`)."""
+
 _Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
 
@@ -87,7 +90,8 @@ class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields of a pod that fleet.toml and PUT /v1/pods/{id} share.
 
-    Without an `endpoint` no events come in, and only picks tell what the pod may hold.
+    Without an `endpoint` no events come in, and only picks tell what the pod may hold. If it is
+    `ask`, the pod is asked for it under its `url`.
     `num_gpu_blocks` is the number of blocks in a rank's cache on the GPU, as its engine says.
     `url`, `drain` and `max_running` are about requests that `/v1/pick` sends: the pod's address,
     whether it gets no new ones, and how many a rank has at most while others have room.
@@ -193,9 +197,14 @@ class PodConfig:
     serving: Serving = Serving()
 
     @property
+    def asks(self) -> bool:
+        """Whether the pod is asked where it publishes."""
+        return self.endpoint == ASK
+
+    @property
     def followed(self) -> Followed | None:
-        """What a feed follows; None for a pod without events."""
-        if self.endpoint is None:
+        """What a feed follows; None for a pod without events, and for one that is asked."""
+        if self.endpoint is None or self.asks:
             return None
         return Followed(
             model=self.model,
@@ -220,7 +229,7 @@ class Discovery:
             None if port is None else f"tcp://{host}:{port}"
             for port in (entry.events_port, entry.replay_port)
         )
-        url = f"http://{host}:{entry.port}"
+        url, events = f"http://{host}:{entry.port}", entry.endpoint or events
         fields = msgspec.structs.replace(entry, url=url, endpoint=events, replay_endpoint=replays)
         return pod_config(fields, self.model_config, schemes=HTTP_SCHEMES)
 
@@ -306,6 +315,8 @@ def _discovered(path: Path, parsed: FleetFile) -> Iterator[Discovery]:
     for number, entry in enumerate(parsed.discover):
         where = f"{path}: discover[{number}] ({entry.name})"
         for key in ("endpoint", "replay_endpoint", "bind", "url"):
+            if key == "endpoint" and entry.endpoint == ASK and entry.events_port is None:
+                continue
             if getattr(entry, key) is not None:
                 remedy = "give port, events_port and replay_port: the addresses are the name's"
                 raise InvalidValueError(f"{where}: {key} = {getattr(entry, key)!r}; {remedy}")
@@ -394,7 +405,9 @@ def pod_config(
 def _pod_config(
     body: PodFields, model_config: _ModelConfig, schemes: tuple[str, ...]
 ) -> PodConfig:
-    if body.endpoint is not None:
+    if body.endpoint == ASK:
+        _check_asked(body)
+    elif body.endpoint is not None:
         _check_endpoint("endpoint", body.endpoint, body.dp_size, schemes)
     elif body.replay_endpoint is not None or body.bind is not None:
         name = "bind" if body.replay_endpoint is None else "replay_endpoint"
@@ -423,6 +436,16 @@ def _pod_config(
         loras=body.loras,
         serving=Serving(url=_url(body.url), drain=body.drain, max_running=body.max_running),
     )
+
+
+def _check_asked(body: PodFields) -> None:
+    if body.url is None:
+        message, remedy = f"endpoint = {ASK} without url", "give the url under which it is asked"
+        raise RefusalError("invalid_value", message, remedy=remedy)
+    for name in ("replay_endpoint", "bind"):
+        if getattr(body, name) is not None:
+            message = f"{name} with endpoint = {ASK}: the engine says where it publishes"
+            raise RefusalError("invalid_value", message, remedy=f"give an endpoint, or no {name}")
 
 
 def _url(url: str | None) -> str | None:

@@ -23,6 +23,8 @@ EVENTS: Final[Mapping[str, int]] = {
     "on_trial": logging.INFO,
     "load_unknown": logging.WARNING,
     "load_known": logging.INFO,
+    "events_found": logging.INFO,
+    "events_unknown": logging.WARNING,
     "connected": logging.INFO,
     "disconnected": logging.WARNING,
     "state": logging.INFO,

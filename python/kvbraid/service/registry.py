@@ -7,6 +7,7 @@ application calls them on a thread.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -16,7 +17,7 @@ import msgspec
 from kvbraid.errors import KvbraidError, counted, shortened
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
-from kvbraid.service.config import Limits, PodConfig, ServerOptions, Serving
+from kvbraid.service.config import Followed, Limits, PodConfig, ServerOptions, Serving
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.journal import Journal, Rank
 from kvbraid.service.picking import Picking
@@ -25,6 +26,7 @@ from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
 
 _NO_EVENTS: Final = "no events: it has no endpoint"
+_NOT_FOUND: Final = "no events: its engine has not said yet where it publishes"
 
 
 class Service:
@@ -32,6 +34,9 @@ class Service:
 
     `picking` chooses among these pods, from the same index. The service's start, from which
     `readiness` counts, is when that was made.
+
+    Attributes:
+        asked: How pods answered that were asked where they publish.
     """
 
     def __init__(
@@ -54,6 +59,9 @@ class Service:
         self.journal = journal or Journal()
         self._lock = threading.Lock()
         self._pods: dict[PodId, PodConfig] = {}
+        self._found: dict[PodId, Followed] = {}  # Of pods that were asked where they publish.
+        self._unknown: dict[PodId, str] = {}  # Why nothing is known of such a pod.
+        self.asked: Counter[str] = Counter(found=0)
         self._models: frozenset[str] = frozenset()
         self._num_ranks = 0
 
@@ -89,14 +97,14 @@ class Service:
             old = self._pods.get(pod)
             if old == config:
                 return PodChange(pod=pod, status="unchanged")
-            if old is not None and replace(old, serving=config.serving) == config:
+            if old is not None and _takes_otherwise(old, config):
                 return self._change(pod, config)
             ranks = self._num_ranks + config.dp_size - (old.dp_size if old else 0)
             if ranks > self.limits.pods:
                 message = f"{ranks} pod ranks would be registered; limit {self.limits.pods}"
                 raise RefusalError("too_many_pods", message)
             if config.followed is not None:
-                self.feed.check(config.followed, old.followed if old else None)
+                self.feed.check(config.followed, self._followed(pod, old))
             if old is None:
                 self._add(pod, config)
             else:
@@ -118,6 +126,36 @@ class Service:
             self.journal.note("removed", Rank(pod), "it is followed no longer")
             return PodChange(pod=pod, status="removed")
 
+    def follow(self, pod: PodId, config: PodConfig, found: Followed) -> None:
+        """Follow a pod whose engine has said where it publishes.
+
+        Nothing happens if the pod is not registered like this any more. If it is followed
+        elsewhere, it has started again, so it is forgotten and rebuilt by replay.
+
+        Raises:
+            KvbraidError: The subscriber refused; the pod is as one without events.
+        """
+        with self._lock:
+            if self._pods.get(pod) is not config:
+                return
+            if self._found.get(pod) != found:
+                self._move(pod, config, found)
+            self._unknown.pop(pod, None)
+            self.asked["found"] += 1
+
+    def not_found(self, pod: PodId, config: PodConfig, why: str, text: str) -> None:
+        """Note that a pod was asked where it publishes, and has not said so."""
+        with self._lock:
+            if self._pods.get(pod) is not config:
+                return
+            self.asked[why] += 1
+            if self._unknown.get(pod) == why:
+                return
+            self._unknown[pod] = why
+            self.journal.note("events_unknown", Rank(pod), text)
+            if pod not in self._found:
+                self._show_silence(pod, config, f"no events: {text}")
+
     def rows(self) -> list[PodRow]:
         """Return one row per registered rank: the index's knowledge and the feed's progress."""
         self.picking.release()
@@ -130,6 +168,7 @@ class Service:
                 feed = feeds.get((row.pod, row.dp_rank))
                 # An exact rank has made up for what its feed lost.
                 is_late = feed is not None and row.state is not PodState.EXACT
+                config = self._shown(row.pod, config)
                 rows.append(
                     PodRow(
                         **msgspec.structs.asdict(row),
@@ -148,7 +187,13 @@ class Service:
 
     def missing(self) -> str:
         """Name the pods without which the service is not ready yet; empty if there are none."""
-        return self._readiness.missing(self._feed_rows())
+        rows = self._feed_rows()
+        rows += [
+            FeedRow(pod, 0, None, PodState.STALE, is_rebuilt=False)
+            for pod, config in self._pods.items()
+            if config.asks and pod not in self._found
+        ]
+        return self._readiness.missing(rows)
 
     def _feed_rows(self) -> list[FeedRow]:
         return [msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()]
@@ -178,14 +223,40 @@ class Service:
             loras=config.loras,
         )
         if config.followed is None:
-            for rank in range(config.dp_size):
-                self.index.set_state(pod, PodState.STALE, dp_rank=rank, reason=_NO_EVENTS)
+            self._show_silence(pod, config, _NOT_FOUND if config.asks else _NO_EVENTS)
             return
         try:
             self.feed.add(pod, config.followed)
         except KvbraidError:
             self.index.remove(pod)
             raise
+
+    def _move(self, pod: PodId, config: PodConfig, found: Followed) -> None:
+        old = self._found.get(pod)
+        self.feed.check(found, old)
+        if old is not None:
+            self._unfollow(pod)
+            del self._found[pod]
+            self._follow(pod, config)
+        self.feed.add(pod, found)
+        self._found[pod] = found
+        self.journal.note("events_found", Rank(pod), f"it publishes at {found.endpoint}")
+
+    def _followed(self, pod: PodId, config: PodConfig | None) -> Followed | None:
+        """Return what a feed follows of a pod: what is configured, or was found."""
+        return config.followed or self._found.get(pod) if config is not None else None
+
+    def _shown(self, pod: PodId, config: PodConfig) -> PodConfig:
+        """Return what is configured, with what was found."""
+        if not config.asks:
+            return config
+        found = self._found.get(pod)
+        at, replays_at = (found.endpoint, found.replay_endpoint) if found else (None, None)
+        return replace(config, endpoint=at, replay_endpoint=replays_at)
+
+    def _show_silence(self, pod: PodId, config: PodConfig, why: str) -> None:
+        for rank in range(config.dp_size):
+            self.index.set_state(pod, PodState.STALE, dp_rank=rank, reason=why)
 
     def _replace(self, pod: PodId, old: PodConfig, new: PodConfig) -> None:
         self._remove(pod)
@@ -196,16 +267,27 @@ class Service:
             raise
 
     def _remove(self, pod: PodId) -> None:
-        if self._pods[pod].followed is not None:
-            self.feed.remove(pod)
-        self.index.remove(pod)
+        self._unfollow(pod)
+        self._found.pop(pod, None)
+        self._unknown.pop(pod, None)
         self.picking.forget(pod)
         self._set_pods({name: config for name, config in self._pods.items() if name != pod})
+
+    def _unfollow(self, pod: PodId) -> None:
+        if self._followed(pod, self._pods[pod]) is not None:
+            self.feed.remove(pod)
+        self.index.remove(pod)
 
     def _set_pods(self, pods: dict[PodId, PodConfig]) -> None:
         self._pods = pods
         self._models = frozenset(config.model for config in pods.values())
         self._num_ranks = sum(config.dp_size for config in pods.values())
+
+
+def _takes_otherwise(old: PodConfig, new: PodConfig) -> bool:
+    """Whether a pod only takes requests otherwise: what was indexed does not depend on that."""
+    is_asked_elsewhere = old.asks and old.serving.url != new.serving.url
+    return replace(old, serving=new.serving) == new and not is_asked_elsewhere
 
 
 def _served(serving: Serving) -> str:
@@ -218,4 +300,6 @@ def _served(serving: Serving) -> str:
 def _described(config: PodConfig) -> str:
     ranks = counted(config.dp_size, "rank")
     source = f"from {config.endpoint} on" if config.endpoint else "without events"
+    if config.asks:
+        source = "that says itself where it publishes"
     return f"model {config.model}, {ranks} {source}"

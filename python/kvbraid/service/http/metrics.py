@@ -216,7 +216,14 @@ class Metrics(Collector):
         )
         for reason, count in list(self._connection_limits.refused.items()):
             unheard.add_metric([reason], count)
-        yield from (strays, unheard)
+        yield from (
+            strays,
+            _counter(
+                "kvbraid_event_sources", "Questions to pods where they publish, by outcome.",
+                ["outcome"], self._service.asked,
+            ),
+            unheard,
+        )  # fmt: skip
         yield GaugeMetricFamily(
             "kvbraid_http_bodies_bytes",
             "Bytes of request bodies that are arriving or being answered.",

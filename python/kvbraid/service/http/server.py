@@ -22,6 +22,7 @@ from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
 from kvbraid.service.discovery import following_names
 from kvbraid.service.errors import as_refusal
+from kvbraid.service.event_sources import asking_pods
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
 from kvbraid.service.http.connection import Connection
@@ -79,7 +80,11 @@ def following(service: Service, config: FleetConfig) -> Iterator[None]:
     try:
         for pod, pod_config in config.pods.items():
             _put(service, pod, pod_config)
-        with following_file(config, service), following_names(config, service):
+        with (
+            following_file(config, service),
+            following_names(config, service),
+            asking_pods(service),
+        ):
             yield
     finally:
         service.feed.close()
