@@ -42,3 +42,6 @@ class ListedTokens:
             lacks_usage=bool(fields.stream) and fields.stream_options is None,
             priority=fields.priority or 0,
         )
+
+    async def close(self) -> None:
+        """There is nothing to close."""

@@ -108,6 +108,30 @@ async def test_texts_and_chats_have_tokens_if_the_models_files_are_there(tmp_pat
             await asyncio.to_thread(starting.__exit__, None, None, None)
 
 
+@in_loop
+async def test_an_engine_that_is_asked_gives_the_ids_that_decide(tmp_path: Path) -> None:
+    async def answers(asked: Asked) -> None:
+        is_question = asked.line == "POST /tokenize HTTP/1.1"
+        await asked.answer(json.dumps({"tokens": list(range(64))} if is_question else {}).encode())
+
+    async with Engine(answers).running() as engine:
+        config = tmp_path / "fleet.toml"
+        table = f'\n[tokens.m]\nengine = "{engine.url}"\n'
+        config.write_text(ONE_POD.format(folder=tmp_path, url=engine.url) + table)
+        starting = serving("--config", str(config), name="route")
+        process, url = await asyncio.to_thread(starting.__enter__)
+        client = await connected(url)
+        try:
+            await client.send(post(body=b'{"model": "m", "prompt": "x"}', x_kvbraid_explain="1"))
+            head, _ = await client.answer()
+            assert head.headers["x-kvbraid-predicted"] == "0-48"
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 20) == 0
+        finally:
+            client.writer.transport.abort()
+            await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
 def test_a_models_files_that_are_missing_end_the_start_in_one_line(tmp_path: Path) -> None:
     config = tmp_path / "fleet.toml"
     config.write_text(TOKENS.split("\n\n")[1])

@@ -79,6 +79,7 @@ class Gateway(Application):
             every_s=options.metrics_s,
         )
         self.metrics.add(ProxyMetrics(self.proxy, service.picking, self.poller))
+        self._reader = reader
         self._tells = options.tells
         self._ends_at = options.ends
         self._picking = service.picking
@@ -128,6 +129,7 @@ class Gateway(Application):
         if self._hearing is not None:
             self._hearing.close()
         await self.proxy.close()
+        await self._reader.close()
 
     def _routes(self, options: ForwardingOptions) -> Sequence[Route]:
         def models(context: Context, call: Call) -> Answer:

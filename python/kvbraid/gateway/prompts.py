@@ -17,7 +17,8 @@ PROMPTS: Final = frozenset(
 
 WhyNoTokens: TypeAlias = Literal[
     "", "malformed", "not_a_prompt", "several_prompts", "not_text", "own_template", "truncated",
-    "cut_body", "no_tokenizer", "no_template", "too_many_tokens", "too_slow", "busy", "failed",
+    "cut_body", "no_tokenizer", "no_template", "no_engine", "too_many_tokens", "too_slow", "busy",
+    "failed",
 ]  # fmt: skip
 """Why the tokens of a prompt are unknown; empty if they are known.
 
@@ -26,7 +27,8 @@ without one, or one that is not read. `several_prompts`: the body has more than 
 images, sound, or something else that only the engine turns into tokens. `own_template`: the body
 brings a chat template, and nobody should run a client's program. `truncated`: the engine is told
 to cut the prompt. `cut_body`: only the body's beginning is there. `no_tokenizer`, `no_template`:
-none for this model. `too_many_tokens`: longer than a limit. `too_slow`, `busy`: not within the
+none for this model. `no_engine`: the one that is asked gave no answer that can be used.
+`too_many_tokens`: longer than a limit. `too_slow`, `busy`: not within the
 time and the threads that prompts have. `failed`: the tokenizer or template did, as templates do
 for messages that they refuse.
 """
@@ -71,6 +73,9 @@ class PromptReader(Protocol):
 
         `headers` have names in lower case.
         """
+
+    async def close(self) -> None:
+        """Give up what reading needs."""
 
 
 class _Named(msgspec.Struct):

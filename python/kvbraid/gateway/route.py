@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from kvbraid.gateway.app import Gateway
-from kvbraid.gateway.tokens import BodyReader, TokenizerFiles, Tokenizers
+from kvbraid.gateway.tokens import AskedEngine, BodyReader, TokenizerFiles, Tokenizers
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.server import end_process, run_server
@@ -46,13 +46,22 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
 def reader_of(config: FleetConfig) -> BodyReader:
     """Return the reader of prompts; adapters are those of the pods in the configuration."""
     adapters = {name: pod.model for pod in config.pods.values() for name in pod.loras}
-    files = {model: _files(table) for model, table in config.tokens.items()}
-    return BodyReader(Tokenizers.of(files), adapters)
+    files = {
+        model: _files(table.folder, table)
+        for model, table in config.tokens.items()
+        if table.folder is not None
+    }
+    engines = {
+        model: AskedEngine(table.engine)
+        for model, table in config.tokens.items()
+        if table.engine is not None
+    }
+    return BodyReader(Tokenizers.of(files), adapters, engines)
 
 
-def _files(table: TokensTable) -> TokenizerFiles:
+def _files(folder: str, table: TokensTable) -> TokenizerFiles:
     return TokenizerFiles(
-        folder=Path(table.folder),
+        folder=Path(folder),
         template=None if table.template is None else Path(table.template),
         content_format=None if table.content_format == "auto" else table.content_format,
         template_arguments=table.template_arguments,

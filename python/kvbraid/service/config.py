@@ -287,7 +287,7 @@ def read_fleet_file(path: Path) -> FleetConfig:
         routing=routing,
         forwarding=parsed.gateway,
         envoy=parsed.envoy,
-        tokens=beside(parsed.tokens, path.parent),
+        tokens=_tokens(path, parsed),
         pods=_pods(path, parsed),
         discovered=tuple(_discovered(path, parsed)),
     )
@@ -309,6 +309,23 @@ def override(
         return replace(config, server=msgspec.convert(options, ServerOptions))
     except msgspec.ValidationError as error:
         raise InvalidValueError(f"--{describe(error, ServerOptions)}") from None
+
+
+def _tokens(path: Path, parsed: FleetFile) -> dict[str, TokensTable]:
+    for model, table in parsed.tokens.items():
+        where = f"{path}: tokens.{one_line(model)}"
+        if (table.folder is None) == (table.engine is None):
+            raise InvalidValueError(f"{where}: give a folder, or the URL of an engine")
+        try:
+            _url(table.engine)
+        except RefusalError as error:
+            raise InvalidValueError(f"{where}.engine: {error.told()}") from None
+        if table.engine is not None and table != TokensTable(engine=table.engine):
+            told = "the engine that is asked has its own template and arguments"
+            raise InvalidValueError(
+                f"{where}: engine = {table.engine!r}; {told}: give no other key"
+            )
+    return beside(parsed.tokens, path.parent)
 
 
 def _discovered(path: Path, parsed: FleetFile) -> Iterator[Discovery]:

@@ -14,15 +14,16 @@ _FilePath = Annotated[str, Meta(min_length=1)]
 
 
 class TokensTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model's files, and what its engine was started with that changes prompts.
+    """A model's files, and what its engine was started with that changes prompts; or an engine.
 
     `folder` has the tokenizer.json. `template` is the engine's `--chat-template`, a file,
     `content_format` its `--chat-template-content-format`, and `template_arguments` its
     `--default-chat-template-kwargs`. `fast` allows the package fastokens. Paths are relative to
-    fleet.toml.
+    fleet.toml. `engine` is the URL of one that is asked instead, and nothing else is given then.
     """
 
-    folder: _FilePath
+    folder: _FilePath | None = None
+    engine: str | None = None
     template: _FilePath | None = None
     content_format: Literal["auto", "string", "openai"] = "auto"
     template_arguments: dict[str, Any] = {}
@@ -34,7 +35,7 @@ def beside(tables: Mapping[str, TokensTable], folder: Path) -> dict[str, TokensT
     return {
         model: msgspec.structs.replace(
             table,
-            folder=str(folder / table.folder),
+            folder=None if table.folder is None else str(folder / table.folder),
             template=None if table.template is None else str(folder / table.template),
         )
         for model, table in tables.items()

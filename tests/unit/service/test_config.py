@@ -325,3 +325,27 @@ def test_the_files_of_token_ids_are_beside_the_fleet_file(tmp_path: Path) -> Non
     path.write_text("[tokens.m]\nfolder = ''")
     with pytest.raises(InvalidValueError, match=r"tokens\S*folder: Expected `str` of length >= 1"):
         read_fleet_file(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("", "tokens.m: give a folder, or the URL of an engine"),
+        ('folder = "m"\nengine = "http://h:1"', "tokens.m: give a folder, or the URL"),
+        ('engine = "http://h:1"\nfast = false', "engine = 'http://h:1'; the engine that is asked"),
+        ('engine = "http://h:1"\ntemplate = "t"', "give no other key"),
+        ('engine = "h:8000"', "tokens.m.engine: url = 'h:8000'; give http://HOST:PORT"),
+        ('engine = "http://me:secret@h"', "tokens.m.engine: url names a user"),
+    ],
+)
+def test_token_ids_come_from_files_or_from_an_engine(
+    tmp_path: Path, table: str, told: str
+) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f"[tokens.m]\n{table}\n")
+    with pytest.raises(InvalidValueError) as refused:
+        read_fleet_file(path)
+    assert told in str(refused.value)
+    assert "secret" not in str(refused.value)
+    path.write_text('[tokens.m]\nengine = "http://h:1"\n')
+    assert read_fleet_file(path).tokens["m"].engine == "http://h:1"

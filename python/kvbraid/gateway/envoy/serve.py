@@ -23,6 +23,7 @@ class PickApplication(Application):
         self, service: Service, reader: PromptReader, config: FleetConfig, access: Access
     ) -> None:
         super().__init__(service, access=access)
+        self._reader = reader
         self.picker = Picker(service, reader, config)
         self.grpc = PickServer(
             service, self.picker, config, access=access, limits=self.connection_limits
@@ -40,6 +41,7 @@ class PickApplication(Application):
     async def close(self) -> None:
         """Let streams end."""
         await self.grpc.close(END_S)
+        await self._reader.close()
 
 
 def pick_serve(config: FleetConfig, *, announce: Callable[[str, str], None]) -> None:

@@ -21,6 +21,7 @@ In reading order:
     chats        a chat to the text that the engine computes
     encoding     text to ids, by the fast package where it agrees with the other
     model_files  what a model's own files say of all this
+    engine       the ids of prompts from an engine that is asked
     registry     the ids of prompts by model, on the event loop or on threads
     reader       bodies to prompts; each reason for unknown tokens is counted
 """
@@ -29,8 +30,9 @@ from kvbraid.extras import require_route
 
 require_route(__name__)
 
-from kvbraid.gateway.tokens.model_files import TokenizerFiles  # noqa: E402 - as above
+from kvbraid.gateway.tokens.engine import AskedEngine  # noqa: E402 - as above
+from kvbraid.gateway.tokens.model_files import TokenizerFiles  # noqa: E402
 from kvbraid.gateway.tokens.reader import BodyReader  # noqa: E402
 from kvbraid.gateway.tokens.registry import TokenizerOptions, Tokenizers  # noqa: E402
 
-__all__ = ["BodyReader", "TokenizerFiles", "TokenizerOptions", "Tokenizers"]
+__all__ = ["AskedEngine", "BodyReader", "TokenizerFiles", "TokenizerOptions", "Tokenizers"]

@@ -6,13 +6,14 @@ counted.
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Raw
 
 from kvbraid.gateway.headers import SESSION
 from kvbraid.gateway.prompts import NoTokensError, Prompt, WhyNoTokens, model_of
 from kvbraid.gateway.tokens.bodies import PromptBody, is_given, one_prompt, read_body
+from kvbraid.gateway.tokens.engine import AskedEngine
 from kvbraid.gateway.tokens.registry import Tokenizers
 
 _TOLD_IF_ASKED: Final = ("/v1/completions", "/v1/chat/completions")
@@ -26,18 +27,27 @@ class BodyReader:
     `counts` has how many prompts are `known`, and how many are not by each reason.
     """
 
-    def __init__(self, tokens: Tokenizers, adapters: Mapping[str, str] | None = None) -> None:
-        """Read with these tokenizers; `adapters` has the base model of each LoRA adapter."""
+    def __init__(
+        self,
+        tokens: Tokenizers,
+        adapters: Mapping[str, str] | None = None,
+        engines: Mapping[str, AskedEngine] | None = None,
+    ) -> None:
+        """Read with these tokenizers; `adapters` has the base model of each LoRA adapter.
+
+        Of a model in `engines`, that engine is asked instead.
+        """
         self.counts: Counter[str] = Counter()
         self._tokens = tokens
         self._adapters = adapters or {}
+        self._engines = engines or {}
 
     async def read(self, path: str, headers: Mapping[str, str], body: bytes) -> Prompt:
         """Return what the body of a POST to `path` asks for; never raises for what is in it.
 
         `headers` have names in lower case.
         """
-        asked, ids, why = await self._read(path, body)
+        asked, ids, why = await self._read(path, headers, body)
         self.counts[why or "known"] += 1
         base = self._adapters.get(asked.model)
         return Prompt(
@@ -53,8 +63,13 @@ class BodyReader:
             why_no_tokens=why,
         )
 
+    async def close(self) -> None:
+        """Close the connections to engines."""
+        for engine in self._engines.values():
+            await engine.close()
+
     async def _read(
-        self, path: str, body: bytes
+        self, path: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[PromptBody, memoryview | None, WhyNoTokens]:
         ids_of = _ROUTES.get(path)
         try:
@@ -65,7 +80,10 @@ class BodyReader:
         try:
             if ids_of is None:
                 raise NoTokensError("not_a_prompt")
-            ids = await ids_of(self._tokens, self._adapters.get(asked.model, asked.model), asked)
+            model = self._adapters.get(asked.model, asked.model)
+            engine = self._engines.get(model)
+            source = self._tokens if engine is None else engine.about(body, headers)
+            ids = await ids_of(source, model, asked)
             if len(ids) > MOST_IDS:
                 raise NoTokensError("too_many_tokens")
         except NoTokensError as error:
@@ -73,19 +91,29 @@ class BodyReader:
         return asked, ids, ""
 
 
-async def _ids_of_completion(tokens: Tokenizers, model: str, asked: PromptBody) -> memoryview:
+class IdSource(Protocol):
+    """What makes ids: `Tokenizers`, or an engine that is asked about one request."""
+
+    async def of_text(self, model: str, text: str, *, add_special_tokens: bool) -> memoryview:
+        """Return the ids of a text, a buffer of uint32; raises NoTokensError."""
+
+    async def of_chat(self, model: str, body: PromptBody) -> memoryview:
+        """Return the ids of a chat, a buffer of uint32; raises NoTokensError."""
+
+
+async def _ids_of_completion(tokens: IdSource, model: str, asked: PromptBody) -> memoryview:
     if is_given(asked.prompt_embeds):
         raise NoTokensError("not_text")
     return await _ids_of_field(tokens, model, asked, asked.prompt)
 
 
-async def _ids_of_embedding(tokens: Tokenizers, model: str, asked: PromptBody) -> memoryview:
+async def _ids_of_embedding(tokens: IdSource, model: str, asked: PromptBody) -> memoryview:
     if is_given(asked.messages):
         raise NoTokensError("not_a_prompt")
     return await _ids_of_field(tokens, model, asked, asked.input)
 
 
-async def _ids_of_field(tokens: Tokenizers, model: str, asked: PromptBody, raw: Raw) -> memoryview:
+async def _ids_of_field(tokens: IdSource, model: str, asked: PromptBody, raw: Raw) -> memoryview:
     _refuse_truncation(asked)
     prompt = one_prompt(raw)
     if isinstance(prompt, memoryview):
@@ -94,7 +122,7 @@ async def _ids_of_field(tokens: Tokenizers, model: str, asked: PromptBody, raw: 
     return await tokens.of_text(model, prompt, add_special_tokens=special)
 
 
-async def _ids_of_chat(tokens: Tokenizers, model: str, asked: PromptBody) -> memoryview:
+async def _ids_of_chat(tokens: IdSource, model: str, asked: PromptBody) -> memoryview:
     _refuse_truncation(asked)
     if is_given(asked.chat_template):
         raise NoTokensError("own_template")
@@ -111,7 +139,7 @@ def _refuse_truncation(asked: PromptBody) -> None:
         raise NoTokensError("truncated")
 
 
-_IdsOf: TypeAlias = Callable[[Tokenizers, str, PromptBody], Awaitable[memoryview]]
+_IdsOf: TypeAlias = Callable[[IdSource, str, PromptBody], Awaitable[memoryview]]
 
 _ROUTES: Final[Mapping[str, _IdsOf]] = {
     "/v1/completions": _ids_of_completion,
