@@ -20,6 +20,7 @@ def main() -> int:
         future,
         future_traces,
         hints,
+        joining,
         late,
         look_ahead,
         narrowing,
@@ -38,6 +39,7 @@ def main() -> int:
         "narrowing": narrowing.run,
         "expected": expected.run,
         "look_ahead": look_ahead.run,
+        "joining": joining.run,
         "routing": partial(routing.run, page=routing_page.page),
     }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
