@@ -78,6 +78,8 @@ async def asking(service: Service) -> AsyncIterator[None]:
     finally:
         is_over.set()
         await task
+        for _ in range(10):  # The loop ends what httpx has left of an answer that was given up.
+            await asyncio.sleep(0)
 
 
 @in_loop
