@@ -67,14 +67,8 @@ OF_ROUTING: Final = (
     ),
     Mutant(
         "unready-chosen",
-        "who may be chosen: a pod whose health check fails gets requests if nobody else is left",
-        (
-            Edit(
-                STANDING,
-                'Filter("not_ready", _not_ready, can_lift=False)',
-                'Filter("not_ready", _not_ready, can_lift=True)',
-            ),
-        ),
+        "who may be chosen: a pod whose health check fails gets requests like any other",
+        (Edit(STANDING, "if not standing.is_ready}", "if None is standing.is_ready}"),),
         (f"{UNIT}/test_router.py::test_a_rank_that_must_get_nothing_gets_nothing",),
     ),
     Mutant(

@@ -34,14 +34,15 @@ PATIENCE_S = 60
 
 
 def in_loop(test: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, None]:
-    """Run a test on a loop of its own; no task may be left over."""
+    """Run a test on a loop of its own; no task may be left over that does not end by itself."""
 
     @functools.wraps(test)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
         async def patient() -> None:
             await asyncio.wait_for(test(*args, **kwargs), PATIENCE_S)
             others = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not others, others
+            _, left = await asyncio.wait(others, timeout=10) if others else (set(), set())
+            assert not left, left
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(patient())

@@ -58,6 +58,10 @@ def test_the_more_urgent_does_not_wait_for_the_others() -> None:
     bookings.add("urgent", booking(priority=0, seconds=0.5))
     assert wait(bookings, 0.25, 0) == 0.5
     assert wait(bookings, 0.25, 5) == 1.25
+    bookings.start("batch", 1.0)
+    bookings.add("later", booking(priority=5))
+    assert wait(bookings, 1.0, 0) == 0.5
+    assert wait(bookings, 1.0, 5) == 1.5
 
 
 def test_without_reports_a_first_token_comes_when_it_was_expected() -> None:
