@@ -20,6 +20,7 @@ from tests.docs.markdown import tables
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.listed_tokens import ListedTokens
 from tests.service.route_pods import (
+    Asked,
     Connection,
     Engine,
     get,
