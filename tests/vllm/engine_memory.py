@@ -1,9 +1,10 @@
 """The memory of running engines as our plan of it: a real vLLM for each line, in one process.
 
 `python engine_memory.py` reads JSON lines from standard input, `{"model": folder, "block_size": n,
-"memory_bytes": n}`, and answers each by one line: `{"plan": of the config that a scheduler has and
-the views that connectors get, "is_worker_plan": whether the worker's own config gives the same,
-"missed": bytes, "foreign": bytes, "memory_bytes": of the allocation}`.
+"memory_bytes": n, "state_dtype": of matrices}`, and answers each by one line: `{"plan": of the
+config that a scheduler has and the views that connectors get, "is_worker_plan": whether the
+worker's own config gives the same, "missed": bytes, "foreign": bytes, "memory_bytes": of the
+allocation}`.
 """
 
 import gc
@@ -44,6 +45,7 @@ def described(settings: dict[str, Any]) -> dict[str, Any]:
             skip_tokenizer_init=not (Path(settings["model"]) / "tokenizer.json").exists(),
             max_num_batched_tokens=256,
             max_num_seqs=1,
+            mamba_ssm_cache_dtype=settings["state_dtype"],
             enable_prefix_caching=True,
         )
     core = engine.llm_engine.engine_core.engine_core
