@@ -237,7 +237,7 @@ test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU
 test-vllm-recovery: .venv-vllm/installed ## Fail loads of vLLM's schedulers and of real engines (about 30 minutes)
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm/recovery $(PYTEST_ARGS)
 
-test-vllm-router: .venv-vllm/installed ## Route to three real engines, and compare what was promised with what they reused
+test-vllm-router: .venv-vllm/installed .venv-gateway/installed ## Route to three real engines, and compare what was promised with what they reused
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest -s tests/vllm/router $(PYTEST_ARGS)
 
 test-vllm-upstream: .venv-vllm/upstream/fetched ## Run vLLM's own tests of its cache on ours

@@ -30,9 +30,9 @@ _T = TypeVar("_T")
 
 @contextmanager
 def serving(
-    *arguments: str, stderr: TextIO | None = None, name: str = "serve"
+    *arguments: str, stderr: TextIO | None = None, name: str = "serve", main: str = MAIN
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-c", MAIN, name, "--port", "0", *arguments]
+    command = [sys.executable, "-c", main, name, "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         assert process.stdout is not None
         try:

@@ -36,7 +36,7 @@ class Traffic:
     Traffic of one seed but several `stream`s shares its instructions and nothing else.
     """
 
-    def __init__(self, seed: int, stream: int, num_conversations: int) -> None:
+    def __init__(self, seed: str, stream: int, num_conversations: int) -> None:
         shared = Random(seed)
         self._instructions = [
             tokens(shared, shared.randrange(60, 420)) for _ in range(NUM_INSTRUCTIONS)

@@ -51,4 +51,4 @@ def _events(messages: Sequence[Message]) -> Iterator[tuple[float, bytes]]:
 
 def _delivers(index: FleetIndex, turn: Turn) -> bool:
     (row,) = index.score(Request(model="tiny", token_ids=turn.prompt)).rows
-    return row.lower == turn.delivered == row.upper
+    return row.lower == turn.ended.delivered == row.upper

@@ -13,9 +13,10 @@ from typing import Final
 
 import pytest
 
+from tests.gateway.envoy import ENVOY
 from tests.vllm.live_engine import MODELS
 from tests.vllm.router.conversations import Traffic
-from tests.vllm.router.fleet import PODS, RealFleet, Turn, real_fleet
+from tests.vllm.router.fleet import PODS, Engines, RealFleet, Turn, routed, running
 from tests.vllm.router.proofs import unproven
 
 NUM_TURNS: Final = 600
@@ -26,8 +27,20 @@ pytestmark = pytest.mark.timeout(3_600)
 
 
 @pytest.fixture(scope="module", params=ROUTED, ids=lambda model: model.folder)
-def fleet(request: pytest.FixtureRequest) -> Iterator[RealFleet]:
-    with real_fleet(request.param) as made:
+def engines(request: pytest.FixtureRequest) -> Iterator[Engines]:
+    with running(request.param) as made:
+        yield made
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "embedded",
+        pytest.param("envoy", marks=pytest.mark.skipif(ENVOY is None, reason="needs envoy")),
+    ],
+)
+def fleet(request: pytest.FixtureRequest, engines: Engines) -> Iterator[RealFleet]:
+    with routed(engines, request.param) as made:
         yield made
 
 
@@ -47,12 +60,13 @@ def play(fleet: RealFleet, traffic: Traffic, num_turns: int, *, is_alone: bool) 
 
 def tell(name: str, fleet: RealFleet, turns: Sequence[Turn]) -> None:
     """Print what came of it, and check that the traffic was worth it."""
-    prompts, reused = sum(len(t.prompt) for t in turns), sum(t.delivered for t in turns)
-    pods = Counter(turn.pod for turn in turns)
+    prompts, reused = sum(len(t.prompt) for t in turns), sum(t.ended.delivered or 0 for t in turns)
+    pods = Counter(turn.ended.pod for turn in turns)
     row = {
-        "predicted": f"{fleet.model.folder}_{name}",
+        "predicted": f"{fleet.name}_{name}",
         "requests": len(turns),
         "as_promised": sum(turn.is_as_promised() for turn in turns),
+        "differ": Counter(turn.difference() for turn in turns if not turn.is_as_promised()),
         "as_expected": sum(turn.is_as_expected() for turn in turns),
         "reused": round(reused / prompts, 3),
         "pods": dict(sorted(pods.items())),
@@ -63,7 +77,7 @@ def tell(name: str, fleet: RealFleet, turns: Sequence[Turn]) -> None:
 
 
 def test_every_request_that_comes_alone_reuses_what_was_promised(fleet: RealFleet) -> None:
-    turns = play(fleet, Traffic(1, 0, 24), NUM_TURNS, is_alone=True)
+    turns = play(fleet, Traffic(fleet.name, 0, 24), NUM_TURNS, is_alone=True)
     tell("alone", fleet, turns)
     assert not [turn for turn in turns if not turn.is_as_promised()]
 
@@ -72,7 +86,9 @@ def test_with_clients_at_once_each_difference_is_shown_by_the_engines_events(
     fleet: RealFleet,
 ) -> None:
     def client(stream: int) -> list[Turn]:
-        return play(fleet, Traffic(1, stream, 3), NUM_TURNS // NUM_CLIENTS, is_alone=False)
+        return play(
+            fleet, Traffic(fleet.name, stream, 3), NUM_TURNS // NUM_CLIENTS, is_alone=False
+        )
 
     with ThreadPoolExecutor(NUM_CLIENTS) as threads:
         turns = [turn for each in threads.map(client, range(1, NUM_CLIENTS + 1)) for turn in each]
@@ -80,5 +96,5 @@ def test_with_clients_at_once_each_difference_is_shown_by_the_engines_events(
     tell("together", fleet, turns)
     others = [turn for turn in turns if not turn.is_as_promised()]
     for pod, messages in fleet.record.messages.items():
-        left = unproven(fleet.model, messages, [turn for turn in others if turn.pod == pod])
+        left = unproven(fleet.model, messages, [turn for turn in others if turn.ended.pod == pod])
         assert not left, left[0]
