@@ -17,7 +17,7 @@ import pytest
 from tests.tiny_models import FOLDER, TOKENIZER
 from tests.vllm.engine_process import ENVIRONMENT
 
-START_SECONDS: Final = 500.0
+START_SECONDS: Final = 900.0
 NAME_OF_THE_OTHER_WHEEL: Final = Path(__file__).with_name("serve_path")
 """A folder for PYTHONPATH: its sitecustomize.py answers for the wheel that a server asks about."""
 

@@ -53,12 +53,12 @@ def behind_envoy(folder: Path) -> Iterator[Plane]:
         picker = int(process.stdout.readline().rpartition(":")[2])
         ends = _Ends()
         threading.Thread(target=ends.hear, args=(process.stdout,), daemon=True).start()
-        async_ = AsyncExitStack()
+        stack = AsyncExitStack()
         try:
-            port = loop.run(async_.enter_async_context(envoy(folder, picker=picker)))
+            port = loop.run(stack.enter_async_context(envoy(folder, picker=picker)))
             yield Plane(f"http://127.0.0.1:{port}", kvbraid, ends.of)
         finally:
-            loop.run(async_.aclose())
+            loop.run(stack.aclose())
 
 
 PLANES: Final[Planes] = MappingProxyType({"embedded": embedded, "envoy": behind_envoy})
