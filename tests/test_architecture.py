@@ -37,6 +37,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "cache/manager.py",
         "cache/pool.py",
         "cache/tables.py",
+        "cache/tiers.py",
         "events/digest.py",
         "events/wire.py",
         "fleet/answer.py",

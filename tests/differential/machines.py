@@ -498,6 +498,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert native.num_groups == model.num_groups
         for twin in self.twins:
             assert native.blocks(twin.native) == model.blocks(twin.model)
+            assert native.tiers.block_hashes(twin.native) == self.request(twin).hashes
             self.matched(twin)
         model.debug.check_integrity()
         native.debug.check_integrity(self.held)

@@ -251,6 +251,18 @@ impl CacheCore {
         Ok(infos.iter().map(|info| answers::block(py, info)).collect())
     }
 
+    fn block_hashes<'py>(
+        &self,
+        py: Python<'py>,
+        request: RequestIdArg,
+        start: usize,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let cache = self.cache.lock();
+        let hashes = cache.block_hashes(request.0, start).map_err(to_python)?;
+        let bytes = |digest: &Digest| PyBytes::new(py, digest.as_bytes());
+        Ok(hashes.iter().map(bytes).collect())
+    }
+
     fn num_common_prefix_blocks(&self, requests: RequestsArg) -> PyResult<Vec<u32>> {
         self.with(|cache| cache.num_common_prefix_blocks(&requests.0))
     }

@@ -7,7 +7,7 @@ In reading order:
     manager       the face: what an engine calls, step by step
     chunk         where a chunk of a prompt should end
     failed_loads  what becomes of the cache when loads failed; `tables` are those of requests
-    pool          calls on single blocks, for connectors
+    pool          calls on single blocks, for connectors; `tiers` are those for stores and loads
     events        what the cache recorded, for publishers
     statistics    counts; `policy_choice` is what is evicted first, and what others would save
     debug         a view for tests and people
@@ -35,6 +35,7 @@ from kvbraid.cache.step import (
     Work,
 )
 from kvbraid.cache.tables import Places, Refusal, RequestTables, ResumePoint, TableEntry, Why
+from kvbraid.cache.tiers import CacheTiers
 from kvbraid.models import PrefillCost
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "CacheConfig",
     "CacheDebug",
     "CacheManager",
+    "CacheTiers",
     "Checkpoint",
     "Cursor",
     "Dense",

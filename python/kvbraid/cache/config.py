@@ -12,6 +12,7 @@ from kvbraid.reading import COUNT, Kind, Rule, check, check_fields
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 _UNLIMITED = (1 << 32) - 1
+_MEDIA: Final = ("GPU", "CPU", "STORAGE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ _KINDS: Final[dict[str, Kind]] = {
     "hash_algo": HashAlgo,
     "hash_seed": str | None,
     "group_options": tuple | list,
+    "medium": Rule(_MEDIA.__contains__, f"one of {', '.join(_MEDIA)}"),
     "retention": Retention,
     "max_model_len": COUNT,
     "max_in_flight_tokens": COUNT.or_none(),
@@ -80,6 +82,8 @@ class CacheConfig:
         group_options: One per group; empty: the defaults for all.
         caching: Whether prefixes are reused.
         events: Whether events are recorded.
+        medium: What events call the memory that has the blocks: GPU, CPU or STORAGE. A cache
+            without requests can be the index of a tier.
         retention: Which window blocks and states stay findable.
         max_model_len: The largest number of tokens that a request can have.
         max_in_flight_tokens: The largest number of tokens that are computed at once. It bounds
@@ -107,6 +111,7 @@ class CacheConfig:
     group_options: tuple[GroupOptions, ...] = field(default=())
     caching: bool = True
     events: bool = False
+    medium: str = "GPU"
     retention: Retention = Dense()  # noqa: RUF009 - frozen and without fields
     max_model_len: int = _UNLIMITED
     max_in_flight_tokens: int | None = None

@@ -34,6 +34,7 @@ from kvbraid.cache.step import (
     Work,
 )
 from kvbraid.cache.tables import RequestTables
+from kvbraid.cache.tiers import CacheTiers
 from kvbraid.errors import InvalidValueError, shortened
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
@@ -58,7 +59,7 @@ class CacheManager:
         cache.release([request])                # The request is done.
 
     `pool` manages single blocks, for connectors; `tables` asks and rewinds the tables of requests,
-    for recovery; `debug` is for tests.
+    for recovery; `tiers` is for what stores and loads blocks; `debug` is for tests.
 
     Raises:
         InvalidValueError: The configuration cannot work; the message names the group, the rule
@@ -76,6 +77,7 @@ class CacheManager:
         self._core = core
         self.pool = BlockPool(core, num_blocks=self.config.num_blocks, num_groups=self.num_groups)
         self.tables = RequestTables(core)
+        self.tiers = CacheTiers(core)
         self.debug = CacheDebug(core, num_groups=self.num_groups)
 
     def copy(self) -> Self:

@@ -106,6 +106,8 @@ CALLS: Final[dict[str, tuple[Call, str]]] = {
         r"Recovery.forget is \{1: None\}; expected Seq",
     ),
     "recover bytes": (lambda c, _: c.recover(Recovery(forget=BYTES)), "block 97 does not exist"),
+    "block_hashes": (lambda c, _: c.tiers.block_hashes("r"), "request is 'r'"),
+    "block_hashes, start": (lambda c, r: c.tiers.block_hashes(r, -1), "start is -1"),
     "resume_points": (lambda c, _: c.tables.resume_points("ab", []), "requests are 'ab'"),
 }
 
@@ -188,6 +190,7 @@ CONFIGS: Final[dict[str, tuple[Callable[[], object], str]]] = {
     "a retention": (lambda: of(retention="value"), "expected Dense or Interval or ByValue"),
     "a hash function": (lambda: of(hash_algo="md5"), "expected a HashAlgo, as HashAlgo.SHA256"),
     "a seed": (lambda: of(hash_seed=0), "hash_seed is 0; expected str or None"),
+    "a medium": (lambda: of(medium="cpu"), "medium is 'cpu'; expected one of GPU, CPU, STORAGE"),
     "a length": (lambda: of(max_model_len=-1), "max_model_len is -1"),
     "a watermark": (lambda: of(watermark="a"), "watermark is 'a'"),
     "options": (lambda: of(group_options=({},)), r"group_options\[0\] is {}"),

@@ -23,7 +23,7 @@ struct Label {
 pub struct EventLog {
     labels: Vec<Label>,
     /// The engines' word for the memory that has the blocks.
-    medium: &'static str,
+    medium: String,
     bytes: Vec<u8>,
     num_events: u32,
     is_on: bool,
@@ -74,7 +74,7 @@ pub struct StoreEvent<'a> {
 impl EventLog {
     /// An empty log of the blocks in `medium`. It records nothing unless `is_on`.
     #[must_use]
-    pub fn new(topology: &Topology, medium: &'static str, is_on: bool) -> Self {
+    pub fn new(topology: &Topology, medium: &str, is_on: bool) -> Self {
         let label = |group: &GroupSpec| Label {
             kind: group.kind,
             window: group.window.filter(|_| group.kind.is_window()),
@@ -82,7 +82,7 @@ impl EventLog {
         let groups = 0..topology.groups.len();
         Self {
             labels: topology.groups.iter().map(label).collect(),
-            medium,
+            medium: medium.to_owned(),
             removals: groups.map(|group| removal(group, medium)).collect(),
             is_on,
             ..Self::default()
@@ -163,7 +163,7 @@ impl EventLog {
             Some(id) => infallible(encode::write_sint(out, id)),
             None => nil(out),
         }
-        text_field(out, "medium", self.medium);
+        text_field(out, "medium", &self.medium);
         text(out, "lora_name");
         match &extra.lora {
             Some((name, _)) => text(out, name),

@@ -151,6 +151,8 @@ pub struct CacheConfig {
     pub caching: bool,
     /// Whether events are recorded.
     pub events: bool,
+    /// The engines' word for the memory that has the blocks, which events name.
+    pub medium: String,
     /// What is kept, and what is evicted first.
     pub retention: Retention,
     /// The largest number of tokens of a request.
@@ -187,6 +189,7 @@ impl CacheConfig {
             num_blocks,
             caching: true,
             events: false,
+            medium: "GPU".to_owned(),
             retention: Retention::Dense,
             max_model_len: u32::MAX,
             max_in_flight_tokens: None,

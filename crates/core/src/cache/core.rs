@@ -18,9 +18,6 @@ use crate::error::{Error, Result};
 use crate::hash::Digest;
 use crate::secret::Secret;
 
-/// The engines' word for the memory that has the blocks.
-const MEDIUM: &str = "GPU";
-
 /// The whole cache except for the requests.
 #[derive(Debug, Clone)]
 pub(super) struct Core {
@@ -58,7 +55,7 @@ impl Core {
         let boundaries = Boundaries::new(&config, &groups);
         Self {
             pool: Pool::new(config.num_blocks, groups.len(), secret),
-            log: EventLog::new(&config.topology, MEDIUM, config.events),
+            log: EventLog::new(&config.topology, &config.medium, config.events),
             finder: Finder::new(&config.topology, &groups),
             checkpoints: Checkpoints::new(&config, &groups, boundaries),
             boundaries,

@@ -315,6 +315,15 @@ impl Cache {
         Ok(tables.map(|table| table.blocks.as_slice()))
     }
 
+    /// The hashes of a request, one for each hash block, without the first `start`.
+    ///
+    /// # Errors
+    /// `UnknownRequest`.
+    pub fn block_hashes(&self, id: u64, start: usize) -> Result<&[Digest]> {
+        let hashes = self.request(id)?.hashes.get(start..);
+        Ok(hashes.unwrap_or_default())
+    }
+
     /// How far a request has come.
     ///
     /// # Errors
