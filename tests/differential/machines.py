@@ -16,6 +16,7 @@ from kvbraid.events.model import BlockRemoved, BlockStored, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
 from kvbraid.ids import BlockId
 from kvbraid.models import PrefillCost
+from kvbraid.spec import SpecKind
 
 from tests.reference.cache_by_value import ByValueModel
 from tests.reference.cache_configs import BOTH_DIALECTS, cache_configs
@@ -77,14 +78,17 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
-        self.config: CacheConfig = data.draw(self.configs)
+        self.config = replace(data.draw(self.configs), findable=True)
         self.native, self.model = CacheManager(self.config), self.model_of(self.config)
         self.twins: list[Twin] = []
+        self.ever: list[Twin] = []
         self.held: list[BlockId] = []  # The caller has references of these.
         self.frees_copies = data.draw(st.booleans())
         self.takes_work_late = data.draw(st.booleans())  # When the step is over.
         self.next_step()
         self.ledger = Ledger()
+        self.num_takes = 0
+        self.told: set[tuple[int, bytes, int]] = set()  # Group, hash, block: all that was listed.
         self.seen: list[tuple[list[int], ExtraKeys]] = []
         for _ in range(3):
             self.live(data)
@@ -132,6 +136,7 @@ class CacheMachine(RuleBasedStateMachine):
         ]
         self.seen = [*self.seen[-7:], (tokens, extra)]
         self.twins.append(Twin(handles[0], handles[1], data.draw(st.sampled_from((0, 5)))))
+        self.ever.append(self.twins[-1])
         return self.twins[-1]
 
     def live(self, data: st.DataObject) -> None:
@@ -423,6 +428,22 @@ class CacheMachine(RuleBasedStateMachine):
         self.native.pool.forget(blocks)
         self.model.pool.forget(blocks)
 
+    def take_findable(self) -> None:
+        """Everything that is findable was told once, but for states, which move."""
+        found = self.native.tiers.take_findable()
+        numbers = {twin.native: twin.model for twin in self.ever}
+        assert [
+            f._replace(request=numbers[f.request]) for f in found
+        ] == self.model.take_findable()
+        self.told |= {(f.group, f.block_hash, f.block_id) for f in found}
+        groups = self.config.topology.groups
+        assert {
+            (group, digest, block)
+            for (group, digest), blocks in self.native.debug.cached().items()
+            if groups[group].kind is not SpecKind.MAMBA
+            for block in blocks
+        } <= self.told
+
     def reset(self, data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             self.go(list(self.twins))
@@ -455,6 +476,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.take_work()
         self.everything_is_equal()
+        self.take_findable()
         self.native.release([twin.native for twin in self.twins])
         self.native.pool.free(self.held)
         assert self.native.reset()
@@ -514,6 +536,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert decode(events.to_bytes(1.5, None)).events == structs
         for event in structs:
             self.ledger.note(event)
+        self.num_takes += 1
+        if self.num_takes % 3 == 0:  # Of several steps together.
+            self.take_findable()
         held = {
             (g, int.from_bytes(h[-8:], "big")): len(blocks)
             for (g, h), blocks in self.native.debug.cached().items()

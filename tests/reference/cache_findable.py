@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvbraid.cache import CacheConfig, GroupOptions, Match
+from kvbraid.cache import CacheConfig, Findable, GroupOptions, Match
 from kvbraid.events.model import Event
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
+from kvbraid.ids import BlockId
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 from tests.reference import resume, vllm_search
 from tests.reference.cache_face import ModelDebug, ModelPool
 from tests.reference.cache_groups import Cross, Group, Ring, State, Table
 from tests.reference.cache_memory import Memory, Request
-from tests.reference.cache_pool import NULL, Pool
+from tests.reference.cache_pool import NULL, Key, Pool
 from tests.reference.cache_retention import Keeper, reused_boundaries
 from tests.reference.cache_stores import partial_store, store
 
@@ -284,7 +285,19 @@ class FindableModel:
 
     def _register(self, group: Group, request: Request, block: int, end: int) -> bool:
         key = (group.index, request.hashes[end // self.hash_block - 1])
-        return self.memory.pool.register(block, key, end)
+        is_new, author = self.memory.pool.register(block, key, end), self.memory.pool.author
+        if is_new and not isinstance(group, State) and author is not None:
+            self.memory.findable.append(Findable(key[0], BlockId(block), key[1], end, author))
+        return is_new
+
+    def take_findable(self) -> list[Findable]:
+        """See `CacheTiers`: of what is listed twice, the first was forgotten in between."""
+        noted, self.memory.findable = self.memory.findable, []
+        found = [n for n in noted if n.block_id in self.memory.pool.copies.get(key_of(n), ())]
+        later = [{(*key_of(n), n.block_id) for n in found[i + 1 :]} for i in range(len(found))]
+        return [
+            n for n, rest in zip(found, later, strict=True) if (*key_of(n), n.block_id) not in rest
+        ]
 
     def _commit_tail(self, group: Group, request: Request, num_tokens: int) -> None:
         """The prompt's last hash boundary, inside a block of a full group."""
@@ -351,6 +364,10 @@ KINDS: Final[dict[SpecKind, type[Group]]] = {
     SpecKind.MAMBA: State,
     SpecKind.CROSS_ATTENTION: Cross,
 }
+
+
+def key_of(noted: Findable) -> Key:
+    return noted.group, noted.block_hash
 
 
 def look_alike(one: GroupSpec, other: GroupSpec) -> bool:

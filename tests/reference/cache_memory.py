@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from kvbraid.cache import NoFit
+from kvbraid.cache import Findable, NoFit
 from kvbraid.hashing import ExtraKeys
 
 from tests.reference.cache_groups import Group, Table
@@ -74,6 +74,7 @@ class Memory:
     written: dict[int, int] = field(default_factory=dict)  # See `CacheModel._note_written`.
     held: Counter[int] = field(default_factory=Counter)  # References that the caller has to drop.
     counts: Counter[str] = field(default_factory=Counter)
+    findable: list[Findable] = field(default_factory=list)
     has_steps: bool = False
     unwritten: list[tuple[int, int]] = field(default_factory=list)  # Requests and their blocks,
     num_given: int = 0  # of which so many belong to steps that the device was given.

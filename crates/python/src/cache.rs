@@ -4,6 +4,7 @@ mod answers;
 mod arguments;
 mod config;
 mod tables;
+mod tiers;
 
 use answers::{
     AllocationTuple, BlockTuple, CheckpointTuple, PolicyChoiceTuple, StateTuple, StatisticsTuple,
@@ -21,6 +22,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use tables::{PlacesTuple, PointTuple};
+use tiers::FindableTuple;
 
 use crate::errors::to_python;
 use crate::extra_keys::ExtraKeysArg;
@@ -118,6 +120,11 @@ impl CacheCore {
     fn find(&self, py: Python<'_>, request: RequestIdArg) -> PyResult<(u32, u32)> {
         let found = self.detached(py, |cache| cache.find(request.0))?;
         Ok((found.num_tokens, found.junction))
+    }
+
+    fn take_findable<'py>(&self, py: Python<'py>) -> PyResult<Vec<FindableTuple<'py>>> {
+        let found = self.with(|cache| cache.take_findable())?;
+        Ok(found.iter().map(|each| tiers::findable(py, each)).collect())
     }
 
     fn allocate<'py>(

@@ -35,7 +35,7 @@ from kvbraid.cache.step import (
     Work,
 )
 from kvbraid.cache.tables import Places, Refusal, RequestTables, ResumePoint, TableEntry, Why
-from kvbraid.cache.tiers import CacheTiers
+from kvbraid.cache.tiers import CacheTiers, Findable
 from kvbraid.models import PrefillCost
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "Dense",
     "Events",
     "EvictionPolicy",
+    "Findable",
     "GroupOptions",
     "Interval",
     "KeptState",

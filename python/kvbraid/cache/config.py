@@ -82,6 +82,7 @@ class CacheConfig:
         group_options: One per group; empty: the defaults for all.
         caching: Whether prefixes are reused.
         events: Whether events are recorded.
+        findable: Whether `CacheTiers.take_findable` lists what became findable.
         medium: What events call the memory that has the blocks: GPU, CPU or STORAGE. A cache
             without requests can be the index of a tier.
         retention: Which window blocks and states stay findable.
@@ -111,6 +112,7 @@ class CacheConfig:
     group_options: tuple[GroupOptions, ...] = field(default=())
     caching: bool = True
     events: bool = False
+    findable: bool = False
     medium: str = "GPU"
     retention: Retention = Dense()  # noqa: RUF009 - frozen and without fields
     max_model_len: int = _UNLIMITED

@@ -128,6 +128,7 @@ impl SimulatedCache {
             num_blocks: scale.num_blocks(config) + 1,
             caching: true,
             events: false,
+            findable: false,
             medium: String::new(),
             retention: Retention::ByValue(ByValue {
                 interval,

@@ -151,6 +151,8 @@ pub struct CacheConfig {
     pub caching: bool,
     /// Whether events are recorded.
     pub events: bool,
+    /// Whether blocks that become findable are noted.
+    pub findable: bool,
     /// The engines' word for the memory that has the blocks, which events name.
     pub medium: String,
     /// What is kept, and what is evicted first.
@@ -189,6 +191,7 @@ impl CacheConfig {
             num_blocks,
             caching: true,
             events: false,
+            findable: false,
             medium: "GPU".to_owned(),
             retention: Retention::Dense,
             max_model_len: u32::MAX,

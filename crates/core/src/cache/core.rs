@@ -5,6 +5,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::by_hand::held::HeldBlocks;
 use super::config::CacheConfig;
+use super::findable::FindableLog;
 use super::group::Group;
 use super::request::{HashBlocks, Request, SharedTail, Table};
 use super::retention::{Boundaries, Checkpoints};
@@ -25,6 +26,7 @@ pub(super) struct Core {
     pub groups: Vec<Group>,
     pub pool: Pool,
     pub log: EventLog,
+    pub findable: FindableLog,
     pub finder: Finder,
     pub boundaries: Boundaries,
     /// The checkpoints, under retention by value.
@@ -56,6 +58,7 @@ impl Core {
         Self {
             pool: Pool::new(config.num_blocks, groups.len(), secret),
             log: EventLog::new(&config.topology, &config.medium, config.events),
+            findable: FindableLog::new(config.findable, config.num_blocks),
             finder: Finder::new(&config.topology, &groups),
             checkpoints: Checkpoints::new(&config, &groups, boundaries),
             boundaries,

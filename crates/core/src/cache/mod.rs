@@ -14,6 +14,7 @@
 //! - `by_hand` is for callers who treat single blocks.
 //! - `leave` is for requests that give all their blocks back.
 //! - `going_back` is for requests that go back, and for failed loads.
+//! - `findable` notes what hashes began to find.
 //! - `statistics` and `inspect` show what the cache did and what it has.
 //!
 //! ```
@@ -49,6 +50,7 @@
 mod by_hand;
 mod config;
 mod core;
+mod findable;
 mod going_back;
 mod group;
 mod hint;
@@ -65,6 +67,7 @@ use hashbrown::HashMap;
 pub use config::{
     ByValue, CacheConfig, EvictionPolicy, GroupOptions, HashFunction, PrefillCost, Retention,
 };
+pub use findable::Findable;
 pub use going_back::own_tables::{OwnLimit, Places, TableEntry};
 pub use going_back::recover::{Boundary, Recovery};
 pub use hint::Hint;
@@ -365,6 +368,21 @@ impl Cache {
     /// Takes the counts since the last call.
     pub fn take_statistics(&mut self) -> Statistics {
         std::mem::take(&mut self.core.statistics)
+    }
+
+    /// Takes the blocks that a hash began to find since the last call and still finds, without
+    /// states.
+    ///
+    /// # Errors
+    /// `InvalidValue` if the configuration does not want them noted.
+    pub fn take_findable(&mut self) -> Result<Vec<Findable>> {
+        let Core { findable, pool, .. } = &mut self.core;
+        if findable.is_on() {
+            return Ok(findable.take(pool));
+        }
+        Err(Error::InvalidValue(
+            "findable is off, so nothing was noted; set it in the configuration".to_owned(),
+        ))
     }
 
     /// Hands over the recorded events, encoded one after the other, and their number; see

@@ -16,6 +16,10 @@ use crate::topology::{TopologyArg, dialect};
 
 /// `kvbraid.cache.CacheConfig`.
 #[derive(FromPyObject)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches, each an engine's own"
+)]
 pub(super) struct ConfigArg {
     topology: TopologyArg,
     num_blocks: u32,
@@ -25,6 +29,7 @@ pub(super) struct ConfigArg {
     group_options: Vec<GroupOptionsArg>,
     caching: bool,
     events: bool,
+    findable: bool,
     medium: String,
     retention: RetentionArg,
     max_model_len: u32,
@@ -122,6 +127,7 @@ impl ConfigArg {
             num_blocks: self.num_blocks,
             caching: self.caching,
             events: self.events,
+            findable: self.findable,
             medium: self.medium,
             retention: self.retention.0,
             max_model_len: self.max_model_len,

@@ -6,9 +6,11 @@ use smallvec::SmallVec;
 
 use crate::blocks::{BlockId, Entries, Key, ListedBlock, NULL_BLOCK, StoreEvent, count};
 use crate::cache::core::Core;
+use crate::cache::findable::Findable;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::{Request, SavedState, SharedTail, StateTail, Table};
 use crate::cache::retention::Keep;
+use crate::hash::Digest;
 
 /// Registers the whole blocks of the first `num_tokens` tokens, group by group. `start` is where the
 /// step begins that computes the last of them, if it is the step at hand.
@@ -159,6 +161,7 @@ impl Committer<'_> {
             let key = core.pool.key_of(digest, group.index, hint);
             core.pool.register(block, key, end, request.author());
             core.steps.note(request, block);
+            note_findable(core, request, group, block, *digest, end);
             self.entries.note(end / hash_block, key.entry);
             if core.log.is_on() {
                 let (digest, start) = (*digest, end - group.block);
@@ -270,6 +273,7 @@ impl Committer<'_> {
             .pool
             .register(block, key, tokens, request.author());
         self.core.steps.note(request, block);
+        note_findable(self.core, request, group, block, digest, tokens);
         let start = tokens - hash_block;
         let listed = [ListedBlock { digest, start }];
         note_stored(
@@ -326,6 +330,28 @@ impl Committer<'_> {
             || tokens == request.junction
             || (tokens.is_multiple_of(group.block) && is_retained())
     }
+}
+
+/// Notes that a hash began to find a block, unless it holds a state.
+fn note_findable(
+    core: &mut Core,
+    request: &Request,
+    group: &Group,
+    block: BlockId,
+    hash: Digest,
+    num_tokens: u32,
+) {
+    if matches!(group.kind, Kind::State { .. }) {
+        return;
+    }
+    let findable = Findable {
+        group: group.index,
+        block,
+        hash,
+        num_tokens,
+        request: request.id,
+    };
+    core.findable.note(&core.pool, findable);
 }
 
 /// Tells in an event of blocks of `block_size` tokens that became findable.
