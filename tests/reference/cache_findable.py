@@ -120,10 +120,12 @@ class FindableModel:
 
     def match(self, request: int) -> Match:
         self.memory.counts["num_matches"] += 1
-        known = self.memory.requests[request]
-        if not self.config.caching or not any(map(self._is_shared, self.memory.groups)):
+        return self.hit_of(self.memory.requests[request])
+
+    def hit_of(self, request: Request) -> Match:
+        if not self.shared_groups():
             return Match(0, 0)  # Not that nobody objects: nothing is held.
-        held, num_tokens = self._held(known), len(known.tokens)
+        held, num_tokens = self._held(request), len(request.tokens)
         if self.is_vllm:
             hit = vllm_search.resume(self.config.topology, num_tokens, held)
         else:
@@ -162,12 +164,16 @@ class FindableModel:
         furthest = resume.resume(alone, num_tokens, [held[g] for g in lead])
         return furthest if furthest > hit else 0
 
+    def shared_groups(self) -> list[Group]:
+        """The groups of which blocks are found at all."""
+        return [g for g in self.memory.groups if self.config.caching and self._is_shared(g)]
+
     def _is_shared(self, group: Group) -> bool:
         """Whether a group is looked up and committed at all; replayed windows are not."""
         replayed = self.config.topology.replay_tokens and group.spec.kind.is_window
         return group.is_shared and not replayed and not group.options.is_ring
 
-    def _hits(self, request: Request, hit: int) -> list[list[int]]:
+    def hits_of(self, request: Request, hit: int) -> list[list[int]]:
         """By group the blocks of a hit."""
         shared = [self._is_shared(group) and hit > 0 for group in self.memory.groups]
         looks: dict[int, vllm_search.Look | None] = {}

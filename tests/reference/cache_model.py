@@ -160,7 +160,7 @@ class CacheModel(FindableModel):
             request.junction = need.junction
         local = self._local(need)
         computed = at_most(local + need.num_external_tokens, limit)
-        hits = self._hits(request, need.num_hit_tokens)
+        hits = self.hits_of(request, need.num_hit_tokens)
         starts = [Start(blocks, local, computed - local) for blocks in hits]
         if any(map(self._is_unwritten, groups, starts)):
             raise OutOfBlocksError(NoFit.UNWRITTEN, has_retired=False)

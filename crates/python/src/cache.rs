@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use tables::{PlacesTuple, PointTuple};
-use tiers::FindableTuple;
+use tiers::{FindableTuple, TierMatchTuple};
 
 use crate::errors::to_python;
 use crate::extra_keys::ExtraKeysArg;
@@ -120,6 +120,17 @@ impl CacheCore {
     fn find(&self, py: Python<'_>, request: RequestIdArg) -> PyResult<(u32, u32)> {
         let found = self.detached(py, |cache| cache.find(request.0))?;
         Ok((found.num_tokens, found.junction))
+    }
+
+    fn match_over<'py>(
+        &self,
+        py: Python<'py>,
+        request: RequestIdArg,
+        tiers: Vec<Py<Self>>,
+    ) -> PyResult<TierMatchTuple<'py>> {
+        let tiers: Vec<_> = tiers.iter().map(|tier| &tier.get().cache).collect();
+        let found = py.detach(|| tiers::match_over(&self.cache, request.0, &tiers));
+        tiers::tier_match(py, &found.map_err(to_python)?)
     }
 
     fn take_findable<'py>(&self, py: Python<'py>) -> PyResult<Vec<FindableTuple<'py>>> {

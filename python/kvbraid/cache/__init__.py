@@ -35,7 +35,7 @@ from kvbraid.cache.step import (
     Work,
 )
 from kvbraid.cache.tables import Places, Refusal, RequestTables, ResumePoint, TableEntry, Why
-from kvbraid.cache.tiers import CacheTiers, Findable
+from kvbraid.cache.tiers import CacheTiers, Fill, Findable, TierMatch
 from kvbraid.models import PrefillCost
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "Dense",
     "Events",
     "EvictionPolicy",
+    "Fill",
     "Findable",
     "GroupOptions",
     "Interval",
@@ -71,6 +72,7 @@ __all__ = [
     "Starts",
     "Statistics",
     "TableEntry",
+    "TierMatch",
     "Why",
     "Work",
 ]

@@ -26,6 +26,11 @@ class BlockPool:
         self._group = group_of(num_groups)
 
     @property
+    def native(self) -> CacheCore:
+        """The native core, for `CacheTiers`, which reads the index where it is."""
+        return self._core
+
+    @property
     def num_free(self) -> int:
         """Blocks that can be handed out, cached ones included."""
         return self._core.num_free_blocks()

@@ -4,9 +4,13 @@ Invariant: the index of a tier is the pool of a cache without requests. A block 
 the tier, found by the hash and group of what the slot holds. Nothing here changes an index.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvbraid._native import CacheCore
+from kvbraid.cache.pool import BlockPool
+from kvbraid.cache.step import Match
 from kvbraid.ids import BlockId
 from kvbraid.reading import COUNT, check
 
@@ -23,6 +27,55 @@ class Findable(NamedTuple):
     block_hash: bytes
     num_tokens: int
     request: int
+
+
+class Fill(NamedTuple):
+    """A position of a request's table that a load fills, and where its block is.
+
+    `source` is 0 for the cache's own pool, and n for `tiers[n - 1]`, where `block_id` is a slot.
+    """
+
+    group: int
+    position: int
+    source: int
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierMatch:
+    """How much a request can reuse of a cache and its tiers together; all lengths are in tokens.
+
+    The last four are flat buffers, which are not copied: one entry per position that the load
+    fills, ordered by group, then by position. See `Fill`.
+
+    Attributes:
+        match: What the request adopts: give it to `Need`. Without a load, it is what
+            `CacheManager.match` says. Before a load it ends where a block of every group ends.
+        num_pool_tokens: What the cache alone has.
+        num_tokens: What the request has once the load has ended.
+        groups: The groups.
+        positions: The positions in the tables of the groups.
+        sources: Where the blocks are.
+        block_ids: The blocks and slots.
+    """
+
+    match: Match
+    num_pool_tokens: int
+    num_tokens: int
+    groups: "memoryview[int]"
+    positions: "memoryview[int]"
+    sources: "memoryview[int]"
+    block_ids: "memoryview[int]"
+
+    @property
+    def num_external_tokens(self) -> int:
+        """What the load brings: give it to `Need`. 0 if nothing is loaded."""
+        return self.num_tokens - self.match.num_tokens
+
+    def fills(self) -> list[Fill]:
+        """Return the positions that the load fills."""
+        rows = zip(self.groups, self.positions, self.sources, self.block_ids, strict=True)
+        return [Fill(group, at, source, BlockId(block)) for group, at, source, block in rows]
 
 
 class CacheTiers:
@@ -57,3 +110,39 @@ class CacheTiers:
             InvalidValueError: `CacheConfig.findable` is off.
         """
         return [Findable(*found) for found in self._core.take_findable()]
+
+    def match_over(self, request: int, tiers: Sequence[BlockPool]) -> TierMatch:
+        """Return how much a request can reuse of the cache and its tiers together.
+
+        The boundary is that of the rule (`EngineDialect.PURE`) for one cache that holds what the
+        pool and the tiers hold, or that of `CacheManager.match` if it is further. A position is
+        filled from the first that has its block: the pool, then the tiers in their order. Changes
+        nothing. Hold what is read before the next call: any slot may be handed out again.
+
+        A group that keeps tokens before its window (`extra_retained_tokens`) gets blocks for them,
+        too. Those that are nowhere are not listed: nobody reads them, but `commit` makes them
+        findable, so `pool.forget` them then.
+
+        Args:
+            request: The request.
+            tiers: The indexes, nearest first: pools of caches with the same groups.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: A tier has other groups, is given twice, or is the cache itself.
+        """
+        check("tiers", tiers, Sequence)
+        for number, tier in enumerate(tiers):
+            check(f"tiers[{number}]", tier, BlockPool)
+        found = self._core.match_over(request, [tier.native for tier in tiers])
+        adopted, junction, num_pool_tokens, num_tokens, *columns = found
+        groups, positions, sources, block_ids = (memoryview(c).cast("I") for c in columns)
+        return TierMatch(
+            match=Match(adopted, junction),
+            num_pool_tokens=num_pool_tokens,
+            num_tokens=num_tokens,
+            groups=groups,
+            positions=positions,
+            sources=sources,
+            block_ids=block_ids,
+        )

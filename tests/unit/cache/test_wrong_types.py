@@ -108,6 +108,9 @@ CALLS: Final[dict[str, tuple[Call, str]]] = {
     "recover bytes": (lambda c, _: c.recover(Recovery(forget=BYTES)), "block 97 does not exist"),
     "block_hashes": (lambda c, _: c.tiers.block_hashes("r"), "request is 'r'"),
     "block_hashes, start": (lambda c, r: c.tiers.block_hashes(r, -1), "start is -1"),
+    "match_over": (lambda c, r: c.tiers.match_over(r, 3), "tiers is 3; expected Sequence"),
+    "match_over a cache": (lambda c, r: c.tiers.match_over(r, [c]), r"tiers\[0\] is .*BlockPool"),
+    "match_over for a text": (lambda c, _: c.tiers.match_over("r", []), "request is 'r'"),
     "resume_points": (lambda c, _: c.tables.resume_points("ab", []), "requests are 'ab'"),
 }
 

@@ -76,9 +76,10 @@ pub use retention::Checkpoint;
 pub(crate) use retention::Checkpoints;
 pub use statistics::{Starts, Statistics};
 pub use step::io::{
-    Allocation, BlockCopy, BlockInfo, KeptState, Match, Need, NewRequest, NoFit, Progress,
-    TableProgress, Work,
+    Allocation, BlockCopy, BlockInfo, Fill, KeptState, Match, Need, NewRequest, NoFit, Progress,
+    TableProgress, TierMatch, Work,
 };
+pub use step::match_over::match_over;
 
 use self::core::Core;
 use self::request::Request;

@@ -53,10 +53,28 @@ impl Lookup<'_> {
     }
 }
 
+/// The entries of a request's first hashes in several pools.
+#[derive(Debug, Default)]
+pub(super) struct FoundEntries {
+    num_pools: usize,
+    /// Those of the first hash, then those of the second, and so on.
+    entries: Vec<Option<EntryId>>,
+}
+
+impl FoundEntries {
+    /// The entry of a hash in a pool. Hashes are counted from 1 on.
+    pub(super) fn of(&self, pool: usize, hash: u32) -> Option<EntryId> {
+        let at = (hash as usize).checked_sub(1)? * self.num_pools + pool;
+        self.entries.get(at).copied().flatten()
+    }
+}
+
 /// Looks requests up, and keeps the buffers for that.
 #[derive(Debug, Clone)]
 pub(in crate::cache) struct Finder {
     topology: Topology,
+    /// The same without an engine's departures from the rule.
+    pure: Topology,
     /// The groups that an engine looks up first: the first full group, or else the first group,
     /// with its equals.
     lead: Topology,
@@ -129,6 +147,10 @@ impl Finder {
             margin: blocks.max().unwrap_or(0) as usize,
             unit,
             follows_search: rule::is_search_visible(&topology),
+            pure: Topology {
+                dialect: EngineDialect::PURE,
+                ..topology.clone()
+            },
             topology,
             lead,
             lead_groups,
@@ -232,13 +254,73 @@ impl Finder {
         rule::resume(&self.lead, &held, query(request), &mut self.scratch)[0]
     }
 
-    /// Writes one word per hash and group, which says whether an entry ends there.
-    fn look_up(&mut self, request: &Request, groups: &[Group], pool: &Pool) {
-        let num_hashes = request.hashes.len();
+    /// The boundary at which a request could resume by the rule, before replay, if one pool held
+    /// what all of these hold; and the entries of its hashes in each. Only buffers are changed.
+    pub(super) fn find_over(
+        &mut self,
+        request: &Request,
+        groups: &[Group],
+        pools: &[&Pool],
+    ) -> (u32, FoundEntries) {
+        if !groups.iter().any(|group| group.cacheable) {
+            return (0, FoundEntries::default());
+        }
+        let found = self.look_up_in_all(request, groups, pools);
+        let (whole, partial) = (slices(&self.whole), slices(&self.partial));
+        let held = Holdings {
+            unit: self.unit,
+            whole: &whole,
+            partial: &partial,
+        };
+        let ends = rule::resume(&self.pure, &held, query(request), &mut self.scratch);
+        (ends[0], found)
+    }
+
+    /// Does what `look_up` does, for several pools that count as one.
+    fn look_up_in_all(
+        &mut self,
+        request: &Request,
+        groups: &[Group],
+        pools: &[&Pool],
+    ) -> FoundEntries {
+        self.clear_words(request);
+        let num_pools = pools.len();
+        let mut end = request.hashes.len();
+        let mut entries = Vec::with_capacity(end * num_pools);
+        let mut previous: SmallVec<[Option<EntryId>; 4]> = SmallVec::from_elem(None, num_pools);
+        for (at, hash) in request.hashes.iter().enumerate() {
+            if at == end {
+                break;
+            }
+            for (pool, previous) in pools.iter().zip(&mut previous) {
+                let entry = pool.index.find_after(*previous, hash);
+                *previous = entry.or(*previous);
+                entries.push(entry);
+            }
+            let found = pools.iter().zip(&entries[at * num_pools..]);
+            let rows = found.filter_map(|(pool, entry)| Some(pool.index.row((*entry)?)));
+            let is_held = |&g: &usize| rows.clone().any(|row| row[g] != NULL_BLOCK);
+            if self.stops && !self.lead_groups.iter().all(is_held) {
+                end = end.min(at + 1 + self.margin);
+            }
+            for row in rows {
+                self.note(at, groups, row);
+            }
+        }
+        FoundEntries { num_pools, entries }
+    }
+
+    fn clear_words(&mut self, request: &Request) {
         for words in self.whole.iter_mut().chain(&mut self.partial) {
             words.clear();
-            words.resize(num_hashes, 0);
+            words.resize(request.hashes.len(), 0);
         }
+    }
+
+    /// Writes one word per hash and group, which says whether an entry ends there.
+    fn look_up(&mut self, request: &Request, groups: &[Group], pool: &Pool) {
+        self.clear_words(request);
+        let num_hashes = request.hashes.len();
         let mut end = num_hashes;
         let mut previous = None;
         for (at, hash) in request.hashes.iter().enumerate() {
@@ -253,20 +335,25 @@ impl Finder {
                 // read.
                 end = end.min(at + 1 + self.margin);
             }
-            let Some(row) = row else {
-                continue;
-            };
-            let tokens = (at + 1) * self.unit as usize;
-            for (group, &block) in groups.iter().zip(row) {
-                if block != NULL_BLOCK {
-                    let is_whole = tokens.is_multiple_of(group.block as usize);
-                    let words = if is_whole {
-                        &mut self.whole
-                    } else {
-                        &mut self.partial
-                    };
-                    words[usize::from(group.index)][at] = ME;
-                }
+            if let Some(row) = row {
+                self.note(at, groups, row);
+            }
+        }
+    }
+
+    /// Writes which groups have an entry that ends with a hash.
+    #[inline]
+    fn note(&mut self, at: usize, groups: &[Group], row: &[BlockId]) {
+        let tokens = (at + 1) * self.unit as usize;
+        for (group, &block) in groups.iter().zip(row) {
+            if block != NULL_BLOCK {
+                let is_whole = tokens.is_multiple_of(group.block as usize);
+                let words = if is_whole {
+                    &mut self.whole
+                } else {
+                    &mut self.partial
+                };
+                words[usize::from(group.index)][at] = ME;
             }
         }
     }

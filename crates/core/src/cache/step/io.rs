@@ -30,6 +30,32 @@ pub struct Match {
     pub junction: u32,
 }
 
+/// A position that a load fills, and where its block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// The group.
+    pub group: u16,
+    /// The position in the request's table.
+    pub position: u32,
+    /// 0 for the pool, and then the number of the tier, from 1 on.
+    pub source: u32,
+    /// The block of the pool, or the slot of the tier.
+    pub block: BlockId,
+}
+
+/// How much a request can reuse of the pool and of the tiers below it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TierMatch {
+    /// The hit to adopt before the load. Without a load, it is what the pool has.
+    pub adopted: Match,
+    /// What the pool alone has, in tokens.
+    pub num_pool_tokens: u32,
+    /// What the request has when the load has ended, in tokens.
+    pub num_tokens: u32,
+    /// What the load fills, by group and position.
+    pub fills: Vec<Fill>,
+}
+
 /// What one request asks of one step; all counts are tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Need {

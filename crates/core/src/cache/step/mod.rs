@@ -2,6 +2,7 @@
 //!
 //! - `io` has the inputs and outputs of a step; read it first.
 //! - `find` looks a request's hashes up, and asks the rule for a boundary.
+//! - `match_over` looks a request up in the pool and in the tiers below it.
 //! - `lengths` says how far the step reaches, and refuses numbers that no request can have.
 //! - `plan` counts the blocks that the step needs, before anything changes.
 //! - `allocate` adopts the blocks of the hit, and takes new ones.
@@ -21,6 +22,7 @@ pub(super) mod find;
 mod free;
 pub(super) mod io;
 mod lengths;
+pub(super) mod match_over;
 pub(super) mod plan;
 pub(super) mod registered;
 mod saved_state;

@@ -14,6 +14,7 @@ use crate::cache::core::Core;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::{Request, SavedState, Table};
 use crate::error::{Error, Result};
+use crate::rule::needed;
 
 /// Whether a request fits, or why not.
 pub(in crate::cache) type Fit = std::result::Result<(), NoFit>;
@@ -45,7 +46,7 @@ impl HitBlocks {
                 .blocks(lookup, group, tokens, look, &mut hits.blocks);
             let start = hits.ends.last().copied().unwrap_or(0);
             let is_missing = |&position: &u32| hits.blocks[start + position as usize] == NULL_BLOCK;
-            let unread = until.map_or(0, |until| group.skipped(until) / group.block);
+            let unread = until.map_or(0, |until| needed(&group.spec, until).start);
             let end = count(hits.blocks.len() - start);
             if let Err(first) = found
                 && !core.config.hits_may_lack_blocks()
