@@ -28,6 +28,7 @@ from kvbraid.sim.routing.arrivals import OpenLoop
 from kvbraid.sim.routing.fleet import RoutingRule, play
 from kvbraid.sim.routing.pod import MODEL, SimulatedFleet, SimulatedPod
 from kvbraid.sim.routing.results import result_of
+from msgspec import structs
 
 from bench.router.cells import AGAIN, CELLS, NUM_PODS, OURS, RoutingCell, found_rate, ready
 from bench.studies.policies import Study
@@ -88,7 +89,7 @@ class LookAhead(CostRule):
         counts = [cost <= most for cost in costs]
         resumable = zip(counts, columns.expected, view.resumable, strict=True)
         present = zip(counts, columns.present, view.present, strict=True)
-        ahead = replace(
+        ahead = structs.replace(
             view,
             resumable=[a if ahead else b for ahead, a, b in resumable],
             present=[a if ahead else b for ahead, a, b in present],

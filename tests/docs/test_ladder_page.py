@@ -1,12 +1,12 @@
 """docs/ladder.md: its table has every reason of each gap, and its example is what is printed."""
 
-from dataclasses import replace
 from itertools import product
 
 from kvbraid.report.ladder import show_ladder
 from kvbraid.service.answers import LadderAnswer, RungTokens
 from kvbraid.service.ladder import Ladder
 from kvbraid.service.rungs import REASONS, Delivery, Rungs
+from msgspec.structs import replace
 
 from tests.docs.markdown import DOCS, blocks, codes, tables
 from tests.unit.report.terminal import shown_at
