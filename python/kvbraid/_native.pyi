@@ -134,10 +134,14 @@ class FleetCore:
         request: Request,
         tokens: Tokens,
         junction: int,
-        sparse_windows: bool,
+        sparse_windows: bool | None,
     ) -> int: ...
     def promise_answered(
-        self, rank: tuple[str, int], answer: FleetAnswer, junction: int, sparse_windows: bool
+        self,
+        rank: tuple[str, int],
+        answer: FleetAnswer,
+        junction: int,
+        sparse_windows: bool | None,
     ) -> int: ...
     def withdraw(self, promise: int) -> bool: ...
     def num_promised(self) -> int: ...

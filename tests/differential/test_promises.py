@@ -59,11 +59,13 @@ class Promising:
         way: Callable[..., int] = partial(self.index.promise, request=asked(prompt))
         if self.random.random() < 0.5:
             way = self.index.score(asked(prompt)).promise
+        # That windows are kept sparsely goes without saying.
+        said = self.random.choice((True, None)) if promise.sparse_windows else False
         number = way(
             engine.pod,
             dp_rank=engine.dp_rank,
             junction=promise.junction,
-            sparse_windows=promise.sparse_windows,
+            sparse_windows=said,
         )
         self.promises[number] = (engine, promise)
 

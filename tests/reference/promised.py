@@ -19,30 +19,35 @@ class Promise(NamedTuple):
     sparse_windows: bool
 
     def kept(self, topology: Topology) -> list[int]:
-        """Where states will be had."""
+        """Where states will be had: at the junction, and where a resume is expected.
+
+        If the engine keeps sparsely, the same prompt resumes there, and that computes its last
+        token. Otherwise a longer one does. A draft head drops a unit of a hit.
+        """
         grid = lcm(
             topology.alignment or 1, *(g.block_size for g in topology.groups if g.prefix_cacheable)
         )
         length = len(self.prompt.tokens)
-        ends = {tokens // grid * grid for tokens in (min(self.junction, length), length)}
-        return sorted(ends - {0})
+        last = (length - self.sparse_windows) // grid * grid
+        drafted = [g for g in topology.groups if g.prefix_cacheable and g.eagle]
+        if drafted:
+            last = max(length // grid * grid - grid, 0)
+        dropped = max((g.block_size for g in drafted if g.kind.is_full), default=0)
+        junction = max(self.junction - dropped, 0) // grid * grid
+        return sorted({min(junction, last), last} - {0})
 
     def blocks(self, topology: Topology, group: GroupSpec, request: Prefix) -> set[int]:
         """The boundaries of a request at which a block of a group will end."""
         size = group.block_size
-        is_sparse = group.kind is SpecKind.MAMBA or (
-            self.sparse_windows and not group.kind.is_full
-        )
+        is_sparse = group.kind is SpecKind.MAMBA or (self.sparse_windows and group.kind.is_window)
         if not is_sparse:
             ends = range(size, len(self.prompt.tokens) + 1, size)
             return {end for end in ends if self.prompt.cut(end).is_prefix_of(request)}
         found = set[int]()
         for end in self.kept(topology):
             if self.prompt.cut(end).is_prefix_of(request):
-                is_state = group.kind is SpecKind.MAMBA
-                first = end - 1 if is_state else rule.first_needed(group, end)
-                found |= set(range(first // size * size + size, end + 1, size))
-        return found
+                found |= {(block + 1) * size for block in rule.needed_blocks(group, end)}
+        return {end for end in found if self.prompt.cut(end).is_prefix_of(request)}
 
     def is_fulfilled(self, rank: RankModel) -> bool:
         """Whether every group holds the last boundary of all groups."""

@@ -45,7 +45,12 @@ class FakeScores:
         )  # fmt: skip
 
     def promise(
-        self, pod: PodId, *, dp_rank: int = 0, junction: int = 0, sparse_windows: bool = False
+        self,
+        pod: PodId,
+        *,
+        dp_rank: int = 0,
+        junction: int = 0,
+        sparse_windows: bool | None = None,
     ) -> int:
         del junction, sparse_windows
         self.promised.append((pod, dp_rank))

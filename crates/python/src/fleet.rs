@@ -351,7 +351,7 @@ impl FleetCore {
         request: RequestArg,
         tokens: PromptArg,
         junction: u32,
-        sparse_windows: bool,
+        sparse_windows: Option<bool>,
     ) -> PyResult<u64> {
         let rank = (rank.0.as_str(), rank.1);
         ask(py, &request, &tokens, |request| {
@@ -372,7 +372,7 @@ impl FleetCore {
         rank: (String, u32),
         answer: PyRef<'_, FleetAnswer>,
         junction: u32,
-        sparse_windows: bool,
+        sparse_windows: Option<bool>,
     ) -> PyResult<u64> {
         let (rank, answer) = ((rank.0.as_str(), rank.1), &*answer);
         let promise = |index: &mut Index| {

@@ -158,7 +158,12 @@ class Scores:
         )
 
     def promise(
-        self, pod: PodId, *, dp_rank: int = 0, junction: int = 0, sparse_windows: bool = False
+        self,
+        pod: PodId,
+        *,
+        dp_rank: int = 0,
+        junction: int = 0,
+        sparse_windows: bool | None = None,
     ) -> int:
         """Promise the request to a rank, as `FleetIndex.promise`, without hashing it again.
 

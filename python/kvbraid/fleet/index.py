@@ -227,7 +227,7 @@ class FleetIndex:
         *,
         dp_rank: int = 0,
         junction: int = 0,
-        sparse_windows: bool = False,
+        sparse_windows: bool | None = None,
     ) -> int:
         """Note that a request is being sent to a rank, before any event can tell; return a number.
 
@@ -238,8 +238,10 @@ class FleetIndex:
         at the latest. A rank of which no group is known yet is promised nothing.
 
         Attention will hold every block of the prompt. A state will be had where the prompt ends
-        and at `junction`: so many of its tokens were present when it was sent. With
-        `sparse_windows` windows are kept only there, too (`kvbraid.cache` with that retention).
+        and at `junction`: so many of its tokens were present when it was sent. `sparse_windows`
+        says whether windows are kept only there, too, and both where the same prompt could resume:
+        before its last token. None: if the pod's engine profile is not SGLang's, as vLLM does by
+        default (`prefix_cache_retention_interval` 0, `kvbraid.cache.Interval`).
 
         Raises:
             UnknownError: The pod or rank is not registered, or serves another model.

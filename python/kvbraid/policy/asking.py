@@ -36,7 +36,12 @@ class Promisable(Protocol):
         ...
 
     def promise(
-        self, pod: PodId, *, dp_rank: int = 0, junction: int = 0, sparse_windows: bool = False
+        self,
+        pod: PodId,
+        *,
+        dp_rank: int = 0,
+        junction: int = 0,
+        sparse_windows: bool | None = None,
     ) -> int:
         """Note that the request is on its way to a rank; return the promise's number."""
         ...

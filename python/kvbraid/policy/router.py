@@ -52,7 +52,8 @@ class RouterOptions:
 
     A rank whose next first token is `stuck_s` late is left out while there are others. What an
     engine says of its load counts for `load_age_s`. `arrivals`
-    is over how many requests load is averaged; `sparse_windows` is that of `FleetIndex.promise`.
+    is over how many requests load is averaged; `sparse_windows` is that of `FleetIndex.promise`:
+    None keeps windows as each pod's engine does by default.
     With `with_seen`, decisions say what was ever there of a prompt (`FleetIndex.seen`).
     """
 
@@ -65,7 +66,7 @@ class RouterOptions:
     load_age_s: float = 5.0
     most_bookings: int = 65_536
     arrivals: int = 100
-    sparse_windows: bool = False
+    sparse_windows: bool | None = None
     with_seen: bool = False
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ class RouterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     slack: float = _COSTS.slack
     in_flight: bool = _OPTIONS.in_flight
     first_tokens: bool = _OPTIONS.first_tokens
+    sparse_windows: bool | None = _OPTIONS.sparse_windows
     grace_s: _AtLeast0 = _OPTIONS.grace_s
     remember_s: _AtLeast0 = _OPTIONS.remember_s
     hold_s: _Above0 = _OPTIONS.hold_s

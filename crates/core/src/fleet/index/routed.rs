@@ -8,6 +8,7 @@ use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
 use crate::fleet::keys::step::KeyStep;
 use crate::fleet::pod::Member;
+use crate::fleet::pod::publisher::Publisher;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::query::prompt_keys::{PromptKeys, RequestKeys};
 use crate::fleet::query::request::ScoreRequest;
@@ -120,8 +121,8 @@ impl Index {
 
     /// Notes that a rank will soon hold a prompt, and returns the number of this promise. `junction`
     /// is how many tokens of it are present there now: an engine with states keeps one there, and one
-    /// at the end. `sparse_windows` says that it keeps windows nowhere else either. `known` are keys that
-    /// `ask` has made for this request.
+    /// at the end. `sparse_windows` says whether it keeps windows nowhere else either; `None`: as such
+    /// engines do. `known` are keys that `ask` has made for this request.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered, and for a pod of another model.
@@ -130,7 +131,7 @@ impl Index {
         (name, dp_rank): (&str, u32),
         (request, known): (&ScoreRequest<'_>, &RequestKeys),
         junction: u32,
-        sparse_windows: bool,
+        sparse_windows: Option<bool>,
     ) -> Result<u64> {
         self.check_serves(name, request.model)?;
         let (_, column) = self.locate(name, dp_rank)?;
@@ -143,9 +144,14 @@ impl Index {
         self.num_promises += 1;
         let (id, limit) = (self.num_promises, self.options.promise_limit_bytes);
         let (model, _) = self.locate(name, dp_rank)?;
+        let publisher = model.ranks[column]
+            .as_ref()
+            .map(|rank| rank.catalog.config.publisher);
+        let is_sparse =
+            sparse_windows.unwrap_or_else(|| publisher.is_some_and(Publisher::keeps_sparsely));
         let mut search = RequestSearch::new(model, &resolved);
-        let promise = soon::promise(&mut search, known, column, junction);
-        model.promises.set_sparse(column, sparse_windows);
+        let promise = soon::promise(&mut search, known, column, junction, is_sparse);
+        model.promises.set_sparse(column, is_sparse);
         if let Some(promise) = promise {
             model.nodes.note_shown(&promise.keys);
             model.promises.add(id, promise);

@@ -52,6 +52,12 @@ impl Publisher {
         tier == Tier::Gpu || (self == Self::Sglang && tier == Tier::Cpu)
     }
 
+    /// Whether windows are kept only where prompts end and fork, unless it is set otherwise: vLLM's
+    /// `prefix_cache_retention_interval` is 0 by default.
+    pub(in crate::fleet) fn keeps_sparsely(self) -> bool {
+        self == Self::Vllm
+    }
+
     /// Whether all blocks of a group are of one size, so a smaller one contradicts what is
     /// configured.
     pub(in crate::fleet) fn has_one_block_size(self) -> bool {

@@ -1,8 +1,8 @@
 //! What a rank will be able to reuse once it holds what was promised to it (`promised`).
 //!
 //! The rule is evaluated over what is held and what is promised together. Of a prompt on its way, full
-//! attention and windows will hold each block; states will be had only where it ends and where it
-//! leaves what was there before.
+//! attention will hold each block; states, and the windows of an engine that keeps them sparsely, will
+//! be had only where it is resumed when it comes again and where it leaves what was there before.
 
 use smallvec::SmallVec;
 
@@ -54,6 +54,7 @@ pub(in crate::fleet) fn promise(
     known: &RequestKeys,
     column: usize,
     junction: u32,
+    is_sparse: bool,
 ) -> Option<Promise> {
     let classes = search.model.classes();
     let class = classes.iter().find(|class| class.has(column))?;
@@ -66,10 +67,12 @@ pub(in crate::fleet) fn promise(
         let at = search.keys(step);
         search.node_keys(at)?.collect()
     };
-    let grid = grid(&class.view.topology);
-    let num_tokens = search.last_token().saturating_add(1);
+    let topology = &class.view.topology;
+    let grid = grid(topology);
+    let last = last_kept(topology, search.last_token(), is_sparse);
+    let junction = junction.saturating_sub(dropped(topology));
     let mut kept: SmallVec<[u32; 2]> = SmallVec::new();
-    for tokens in [junction.min(num_tokens), num_tokens] {
+    for tokens in [junction.min(last), last] {
         let end = tokens / grid * grid / step.unit;
         if end > 0 && end as usize <= keys.len() && kept.last() != Some(&end) {
             kept.push(end);
@@ -113,6 +116,31 @@ fn grid(topology: &Topology) -> u32 {
         .chain([topology.alignment.max(1)]))
 }
 
+/// The last boundary of a prompt at which its engine keeps states. A sparse engine keeps what the same
+/// prompt needs when it comes again, and that computes its last token anew. Of a prompt that goes on, a
+/// draft head drops the last unit.
+fn last_kept(topology: &Topology, last_token: u32, is_sparse: bool) -> u32 {
+    let grid = grid(topology);
+    let end = |tokens: u32| tokens / grid * grid;
+    if drafted(topology).next().is_some() {
+        end(last_token.saturating_add(1)).saturating_sub(grid)
+    } else {
+        end(last_token.saturating_add(u32::from(!is_sparse)))
+    }
+}
+
+/// The tokens that a draft head drops of what full attention has.
+fn dropped(topology: &Topology) -> u32 {
+    let full = drafted(topology).filter(|g| g.kind.is_full());
+    full.map(|g| g.block_size).max().unwrap_or(0)
+}
+
+/// The groups that a draft head reads.
+fn drafted(topology: &Topology) -> impl Iterator<Item = &GroupSpec> {
+    let groups = topology.groups.iter();
+    groups.filter(|g| g.prefix_cacheable && g.eagle)
+}
+
 /// Adds what is promised to what a group holds.
 fn add(words: &mut Vec<u64>, coming: &Coming, spec: &GroupSpec, unit: u32, sparse: u64) {
     if !spec.prefix_cacheable {
@@ -124,10 +152,10 @@ fn add(words: &mut Vec<u64>, coming: &Coming, spec: &GroupSpec, unit: u32, spars
     let step = (spec.block_size / unit).max(1) as usize;
     let sparse = if spec.kind == SpecKind::Mamba {
         u64::MAX
-    } else if spec.kind.is_full() {
-        0
-    } else {
+    } else if spec.kind.is_window() {
         sparse
+    } else {
+        0
     };
     for at in (step - 1..coming.dense.len()).step_by(step) {
         words[at] |= coming.dense[at] & !sparse;
@@ -138,9 +166,12 @@ fn add(words: &mut Vec<u64>, coming: &Coming, spec: &GroupSpec, unit: u32, spars
         let boundary = u32::try_from(at + 1)
             .unwrap_or(u32::MAX)
             .saturating_mul(unit);
-        let first = rule::first_read(spec, boundary) / spec.block_size;
-        for position in first..boundary / spec.block_size {
-            words[(position as usize + 1) * step - 1] |= kept;
+        for position in rule::needed(spec, boundary) {
+            let at = (position as usize + 1) * step - 1;
+            // The request may end, or leave the prompt, before what a draft head needs.
+            if let Some(dense) = coming.dense.get(at) {
+                words[at] |= kept & dense;
+            }
         }
     }
 }
