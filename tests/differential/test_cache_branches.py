@@ -28,7 +28,7 @@ class Both:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever they have
         one, other = (getattr(side, name) for side in self.sides)
-        if name in ("pool", "debug", "_core"):
+        if name in ("pool", "tiers", "debug", "_core"):
             return Both(one, other)
         if callable(one):
             return lambda *args, **more: alike(one, other, *args, **more)
