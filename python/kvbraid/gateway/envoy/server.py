@@ -124,9 +124,10 @@ class Streams:
         patience.reschedule(None)  # The pod's answer may take as long as it will.
         replies = talk.stream.send_to(destination)
         talk.release()
-        await talk.write(replies)
+        # Envoy may end the stream while this is written; then its log tells of the request.
         talk.is_sent = True
         self.answers["sent"] += 1
+        await talk.write(replies)
         self._hint(talk.stream)
         return True
 
