@@ -53,7 +53,7 @@ class Both:
         assert self.native.take_work()[:2] == self.model.take_work()[:2]
 
     def look(self, tokens: Sequence[int]) -> None:
-        """Have a request looked up, no more."""
+        """Look a request up, without giving it any block."""
         ours, theirs = self.native.add(tokens), self.model.add(tokens)
         self.match(ours, theirs)
         self.native.release([ours])

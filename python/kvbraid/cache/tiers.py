@@ -1,7 +1,8 @@
 """Calls for the tiers below the cache, to which blocks are stored and from which they are loaded.
 
-Invariant: the index of a tier is the pool of a cache without requests. A block of it is a slot of
-the tier, found by the hash and group of what the slot holds. Nothing here changes an index.
+Invariant: the index of a tier is the pool of a cache without requests. Each block of that pool
+stands for one slot of the tier: its hash and group say what the slot holds. Nothing here changes
+an index.
 """
 
 from collections.abc import Sequence

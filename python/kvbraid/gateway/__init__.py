@@ -4,6 +4,7 @@ The server below is the service's own (`service.http`), the client is aiohttp: n
 HTTP or keeps connections. In reading order:
 
     prompts     what a request asks for, as far as a choice depends on it
+    client      how engines are asked questions: limits of time and length
     tokens/     the token ids of prompts, by model: templates and tokenizers
     headers     which headers go on to a pod, and which come back
     bodies      the body of a request, kept or passed on while it arrives

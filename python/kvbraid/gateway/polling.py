@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 import aiohttp
 from yarl import URL
 
+from kvbraid.gateway.client import new_session, read_body
 from kvbraid.gateway.engine_metrics import read_engine_load
 from kvbraid.gateway.fleet import Fleet, PodAddress
 from kvbraid.ids import PodId
@@ -58,7 +59,7 @@ class LoadPoller:
     def start(self) -> None:
         """Begin, unless it has begun, or is never to."""
         if self._session is None and isfinite(self._every_s):
-            self._session = _new_session()
+            self._session = new_session(PATIENCE_S)
             self._tasks[None] = asyncio.ensure_future(self._run(self._session))
 
     async def close(self) -> None:
@@ -115,23 +116,5 @@ async def _get(session: aiohttp.ClientSession, url: str) -> bytes | Literal["ref
     async with session.get(URL(url, encoded=True), allow_redirects=False) as response:
         if response.status != 200:
             return "refused"
-        body = bytearray()
-        while chunk := await response.content.readany():
-            body += chunk
-            if len(body) > MOST_BYTES:
-                response.close()
-                return "too_long"
-        return bytes(body)
-
-
-def _new_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
-        timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept-Encoding", "User-Agent"),
-        auto_decompress=False,
-    )
-
-
-_IDLE_S: Final = 3.0  # Engines close a connection after 5, and a request could be on its way then.
+        body = await read_body(response, MOST_BYTES)
+        return "too_long" if body is None else body

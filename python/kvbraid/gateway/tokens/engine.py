@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw
 from yarl import URL
 
+from kvbraid.gateway.client import new_session, read_body
 from kvbraid.gateway.prompts import NoTokensError
 from kvbraid.gateway.tokens.bodies import PromptBody, is_given
 from kvbraid.service.requests import listed_ids
@@ -32,9 +33,6 @@ MOST_BYTES: Final = 8 << 20
 """Of an answer: a million ids."""
 
 _REFUSED: Final = frozenset({400, 422})
-_IDLE_S: Final = (
-    3.0  # Engines close a connection after 5, and a question could be on its way then.
-)
 
 
 class _Tokenized(msgspec.Struct, frozen=True):
@@ -73,7 +71,7 @@ class AskedEngine:
         if self._num_asked >= MOST_ASKED:
             raise NoTokensError("busy")
         if self._session is None:
-            self._session = _new_session()
+            self._session = new_session(PATIENCE_S)
         sent = {"content-type": "application/json"}
         if "authorization" in headers:
             sent["authorization"] = headers["authorization"]
@@ -125,13 +123,10 @@ async def _post(
     async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
         if response.status != 200:
             raise NoTokensError("failed" if response.status in _REFUSED else "no_engine")
-        answer = bytearray()
-        while chunk := await response.content.readany():
-            answer += chunk
-            if len(answer) > MOST_BYTES:
-                response.close()
-                raise NoTokensError("too_many_tokens")
-        return bytes(answer)
+        answer = await read_body(response, MOST_BYTES)
+        if answer is None:
+            raise NoTokensError("too_many_tokens")
+        return answer
 
 
 def _read(decoder: "msgspec.json.Decoder[_T]", answer: bytes) -> _T:
@@ -146,13 +141,3 @@ def _ids(raw: Raw) -> memoryview:
     if ids is None:
         raise NoTokensError("no_engine")
     return ids
-
-
-def _new_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
-        timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept-Encoding", "User-Agent"),
-        auto_decompress=False,
-    )
