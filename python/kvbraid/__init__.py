@@ -18,6 +18,7 @@ In reading order:
     layout/        where every byte of a cache lies
     recovery/      what to do when loads fail; `state_files` keeps what decisions were made from
     scheduler/     the example for engine builders
+    transfer/      blocks moved between a device, host memory and slower tiers
     fleet/         how much of a request each pod can reuse
     policy/        which pod gets a request
     service/       sockets, HTTP and clocks

@@ -1,0 +1,15 @@
+"""Blocks moved between a device, host memory and slower tiers, with one status for each of them.
+
+    scheduler's side     kvbraid.cache -> what to store, what to load -> jobs
+    workers' side        jobs -> copies, files -> one status per block -> back
+
+Only jobs and their results cross. Whoever decides (index, pins, events) holds no bytes, and
+whoever holds bytes decides nothing.
+
+In reading order:
+
+    status   what became of one block
+    keys     what a block is called outside of its engine, and whose blocks they are
+    jobs     what the workers are told, and what they answer
+    tier     what a tier has to do: six calls that may wait
+"""
