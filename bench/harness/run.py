@@ -31,6 +31,7 @@ ENVIRONMENTS = {
     "recovery": ".venv-wheel",
     "retention": ".venv-wheel",
     "router": ".venv-bench",
+    "transfer": ".venv-vllm",
 }
 """The environment of each area (a folder beside this one): that of its rival if it has one."""
 

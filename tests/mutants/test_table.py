@@ -15,6 +15,7 @@ import pytest
 from tests.mutants.mutant import Edit, Mutant
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
+from tests.mutants.of_tiers import OF_TIERS
 from tests.mutants.pytest_report import kinds
 from tests.mutants.table import MUTANTS, OF_RECOVERY, OF_THE_STUDY
 
@@ -25,8 +26,8 @@ TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
 
 def test_there_are_so_many_of_each_table() -> None:
     assert (len(OF_THE_STUDY), len(OF_RECOVERY)) == (9, 15)
-    assert (len(OF_RETENTION), len(OF_ROUTING)) == (19, 11)
-    assert len(MUTANTS) == 70
+    assert (len(OF_RETENTION), len(OF_ROUTING), len(OF_TIERS)) == (19, 11, 3)
+    assert len(MUTANTS) == 73
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 
