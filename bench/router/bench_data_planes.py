@@ -68,15 +68,19 @@ Planes = Callable[[], AbstractContextManager[Plane]]
 @contextlib.contextmanager
 def _running(command: Sequence[object], port: int, path: str, **env: str) -> Iterator[int]:
     """Run a program from when it answers until the end of a block; yield its process."""
+    shown = " ".join(map(str, command))
     process = subprocess.Popen(
-        list(map(str, command)),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **env},
+        list(map(str, command)), stdout=subprocess.DEVNULL, env={**os.environ, **env}
     )
+
+    def is_up() -> bool:
+        if process.poll() is not None:  # It has said why on stderr.
+            raise ChildProcessError(f"{shown}: ended with {process.returncode}")
+        return answers(client, path)
+
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            wait_until(lambda: answers(client, path), what=str(command[0]))
+            wait_until(is_up, what=shown)
         yield process.pid
     finally:
         process.terminate()
