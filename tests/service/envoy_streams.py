@@ -310,3 +310,42 @@ async def envoy(
     app.picker.check_integrity()
     assert app.grpc.streams.num_open == 0
     assert app.connection_limits.held_bytes == 0
+
+
+# ---- what a test does often -----------------------------------------------------------------
+
+ENDPOINTS = {url.removeprefix("http://") for url in PODS.values()}
+A, B = sorted(ENDPOINTS)
+STREAMED = BodyMode.STREAMED
+USAGE = b'{"usage": {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}}'
+
+
+def options(**more: Any) -> EnvoyOptions:  # noqa: ANN401 - fields of the options
+    return EnvoyOptions(**{"host": "127.0.0.1", "port": 0, **more})
+
+
+async def picked(
+    them: Envoy,
+    name: str = "r",
+    response_mode: BodyMode = BodyMode.NONE,
+    **headers: Any,  # noqa: ANN401
+) -> tuple[Stream, str]:
+    """Ask about a buffered prompt; return the stream, and where the request goes."""
+    stream = them.stream()
+    head = request_headers(BodyMode.BUFFERED, response_mode, x_request_id=name, **headers)
+    _, reply = await stream.ask(head, request_body(prompt()))
+    return stream, destination(reply)
+
+
+async def refusal(them: Envoy, *messages: ProcessingRequest) -> tuple[int, str]:
+    """The status and code of the last answer, to a request that no pod gets."""
+    stream = them.stream()
+    await stream.send(*messages)
+    while not (reply := await stream.reply()).HasField("immediate_response"):
+        pass
+    assert await stream.end() is grpc.StatusCode.OK
+    return refused(reply)
+
+
+async def ends(them: Envoy, *names: str) -> None:
+    await them.log(*(entry(name) for name in names))
