@@ -14,15 +14,13 @@ have a third more. A ratio divides by the geometric mean of two runs without a s
 chance decides differently.
 """
 
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from math import inf, log, sqrt
 from statistics import geometric_mean, mean, stdev
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple
 
 from kvbraid.ids import PodId
 from kvbraid.policy import CostRule, Decision, FleetView
@@ -32,7 +30,7 @@ from kvbraid.sim.routing.fleet import RoutingRule, play
 from kvbraid.sim.routing.pod import SimulatedFleet
 
 from bench.router.cells import NUM_PODS, RoutingCell, Size, found_rate, ready
-from bench.studies.policies import Study
+from bench.studies.policies import Row, RowStudy, Study, label_of_pair
 
 VERSION: Final = 1
 SEEDS: Final = range(1, 4)
@@ -57,8 +55,6 @@ PAIRS: Final = (
     *product(SEEDS, CELLS),
     *((seed, cell) for seed, cell in product(FURTHER, CELLS) if cell[0].work == "agents"),
 )
-
-Row: TypeAlias = dict[str, Any]
 
 
 class Joins(NamedTuple):
@@ -141,20 +137,13 @@ def compute(cell: RoutingCell, pool: float, seed: int) -> Row:
 
 def run(study: Study) -> int:
     """Compute what is missing, then write the page; return the exit status."""
-    path = study.folder / "joining.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [row for row in map(json.loads, lines) if row["version"] == VERSION]
-    done = {(row["cell"], row["seed"]) for row in rows}
-    try:
-        for seed, (cell, pool) in PAIRS:
-            if (f"{cell} {pool}", seed) not in done:
-                rows.append(compute(cell, pool, seed))
-                with path.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-                print(f"{cell} {pool}, seed {seed}", file=sys.stderr, flush=True)
-    finally:
-        (study.folder / "joining.md").write_text("\n".join(page(rows)) + "\n")
-    return 0
+    calls = {
+        f"{cell} {pool}, seed {seed}": partial(compute, cell, pool, seed)
+        for seed, (cell, pool) in PAIRS
+    }
+    return RowStudy(
+        name="joining", version=VERSION, calls=calls, label_of=label_of_pair, page=page
+    ).run(study)
 
 
 def page(rows: Sequence[Row]) -> list[str]:

@@ -11,15 +11,14 @@ seed, and goes on where it was stopped. A ratio divides by the geometric mean of
 replicas, whose ties chance decides differently.
 """
 
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product, starmap
 from math import log, sqrt
 from statistics import geometric_mean, mean, stdev
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple
 
 from kvbraid.fleet import FleetIndex
 from kvbraid.ids import PodId, PodState
@@ -31,13 +30,11 @@ from kvbraid.sim.routing.results import result_of
 from msgspec import structs
 
 from bench.router.cells import AGAIN, CELLS, NUM_PODS, OURS, RoutingCell, found_rate, ready
-from bench.studies.policies import Study
+from bench.studies.policies import Row, RowStudy, Study, label_of_pair
 
 VERSION: Final = 1
 SEEDS: Final = range(1, 7)
 WITHOUT: Final = (OURS.name, AGAIN.name)
-
-Row: TypeAlias = dict[str, Any]
 
 
 class Replica(NamedTuple):
@@ -133,20 +130,13 @@ def _rule(name: str, policy: LookAhead) -> RoutingRule:
 
 def run(study: Study) -> int:
     """Compute what is missing, then write the page; return the exit status."""
-    path = study.folder / "look_ahead.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [row for row in map(json.loads, lines) if row["version"] == VERSION]
-    done = {(row["cell"], row["seed"]) for row in rows}
-    try:
-        for seed, cell in product(SEEDS, CELLS):
-            if (str(cell), seed) not in done:
-                rows.append(compute(cell, seed))
-                with path.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-                print(f"{cell}, seed {seed}", file=sys.stderr, flush=True)
-    finally:
-        (study.folder / "look_ahead.md").write_text("\n".join(page(rows)) + "\n")
-    return 0
+    calls = {
+        f"{cell}, seed {seed}": partial(compute, cell, seed)
+        for seed, cell in product(SEEDS, CELLS)
+    }
+    return RowStudy(
+        name="look_ahead", version=VERSION, calls=calls, label_of=label_of_pair, page=page
+    ).run(study)
 
 
 def page(rows: Sequence[Row]) -> list[str]:

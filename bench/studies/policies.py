@@ -9,13 +9,14 @@ plot are written from the file.
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, product
 from multiprocessing import get_context
+from os import SEEK_END
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -74,6 +75,77 @@ class Study:
         return [Cell(*axis, self.limit) for axis in axes]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStudy:
+    """A study whose results are the lines of `name`.jsonl, and whose page is `name`.md.
+
+    Attributes:
+        version: Of what a call computes; rows of other versions do not count.
+        calls: What computes each row, by its label and in the order in which they are computed.
+        label_of: Returns the label of a row.
+        page: Returns the lines of the page. It may have some of the rows, and says how many.
+    """
+
+    name: str
+    version: int
+    calls: Mapping[str, Callable[[], Row]]
+    label_of: Callable[[Row], str]
+    page: Callable[[Sequence[Row]], list[str]]
+
+    def run(self, study: Study) -> int:
+        """Compute what is missing, then write the page; return the exit status."""
+        path = study.folder / f"{self.name}.jsonl"
+        rows = [row for row in read_rows(path) if row["version"] == self.version]
+        done = set(map(self.label_of, rows))
+        todo = [call for label, call in self.calls.items() if label not in done]
+        _say(f"{len(rows)} of {len(self.calls)} points are there")
+        try:
+            for row in in_parallel(todo, study.num_jobs):
+                rows.append(row)
+                append_row(path, row)
+                _say(f"[{len(rows)} of {len(self.calls)}] {self.label_of(row)}")
+        finally:
+            (study.folder / f"{self.name}.md").write_text("\n".join(self.page(rows)) + "\n")
+        return 0
+
+
+def label_of_pair(row: Row) -> str:
+    """Return the label of a row that has a cell and a seed."""
+    return f"{row['cell']}, seed {row['seed']}"
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Read the rows of a file, if it is there; a line that was cut off does not count."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            _say(f"{path}: a line is cut off; what it had is computed again")
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Append a row to a file, on a line of its own even if the last one was cut off."""
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+def in_parallel(calls: Sequence[Callable[[], Row]], num_jobs: int) -> Iterator[Row]:
+    """Yield what calls return, so many at a time."""
+    if num_jobs == 1:
+        yield from (call() for call in calls)
+        return
+    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            yield from (future.result() for future in as_completed(futures))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def run(study: Study) -> int:
     """Compute the missing cells, then write the table and the plot; return the exit status."""
     if told := traces.lacks(study.traces):
@@ -86,8 +158,7 @@ def run(study: Study) -> int:
     _say(f"{len(done)} cells are there, {len(todo)} to do")
     for row in computed(study, todo):
         done[cell_of(row)] = row
-        with study.results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(study.results, row)
     rows = [done[cell] for cell in study.cells()]
     page = (*table(rows), "", *summary(rows), "", *bounds(study))
     (study.folder / "policies.md").write_text("\n".join(page) + "\n")
@@ -101,17 +172,9 @@ def run(study: Study) -> int:
 
 
 def read_results(path: Path) -> dict[Cell, Row]:
-    """Read the cells that this version made; a line that was cut off does not count."""
-    rows = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            _say(f"{path}: a line is cut off; its cell is computed again")
-            continue
-        if row["version"] == VERSIONS.get(row["policy"]):
-            rows[cell_of(row)] = row
-    return rows
+    """Read the cells that this version made."""
+    rows = read_rows(path)
+    return {cell_of(r): r for r in rows if r["version"] == VERSIONS.get(r["policy"])}
 
 
 def cell_of(row: Row) -> Cell:
@@ -122,25 +185,14 @@ def cell_of(row: Row) -> Cell:
 def computed(study: Study, todo: Sequence[Cell]) -> Iterator[Row]:
     """Compute cells, several at a time if asked, and print the progress."""
     begun = time.monotonic()
-    for number, row in enumerate(_in_parallel(study, todo), start=1):
+    calls = [partial(compute, study.traces, cell) for cell in todo]
+    for number, row in enumerate(in_parallel(calls, study.num_jobs), start=1):
         hours = (time.monotonic() - begun) / 3600
         _say(
             f"[{number}/{len(todo)}, {hours:.2f} h] {row['trace']} {row['model']} {row['share']} "
             f"{row['policy']}: {100 * row['hit_rate']:.2f} % in {row['seconds']:.0f} s"
         )
         yield row
-
-
-def _in_parallel(study: Study, todo: Sequence[Cell]) -> Iterator[Row]:
-    if study.num_jobs == 1:
-        yield from (compute(study.traces, cell) for cell in todo)
-        return
-    with ProcessPoolExecutor(study.num_jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(compute, study.traces, cell) for cell in todo]
-        try:
-            yield from (future.result() for future in as_completed(futures))
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def compute(traces: Path, cell: Cell) -> Row:

@@ -9,17 +9,13 @@ from there.
 """
 
 import hashlib
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
-from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from kvbraid.sim.routing.arrivals import ClosedLoop, OpenLoop
 from kvbraid.sim.routing.fleet import RoutingRule, simulate
@@ -28,7 +24,7 @@ from kvbraid.sim.routing.pod import SimulatedFleet
 from kvbraid.sim.routing.workloads import KINDS, Workload
 
 from bench.router.cells import AGAIN, LENGTH, MODELS, NUM_PODS, OURS, Size, ready
-from bench.studies.policies import Study
+from bench.studies.policies import Row, RowStudy, Study
 
 VERSION: Final = 1
 """Of what a point computes. Raise it if the rule, the simulation or a workload changes."""
@@ -42,9 +38,6 @@ USERS: Final = ClosedLoop(users=64, think_s=2.0)
 
 SLOWER_S: Final = 3e-4 / LENGTH
 """By how much a step is longer for each answer that it decodes: 6 000 tokens are read."""
-
-Row: TypeAlias = dict[str, Any]
-
 
 LOOKING: Final = (
     "llm_d", "llm_d_gate", "dynamo", "lmetric", "cache_aware", "load_aware", "full_attention",
@@ -129,51 +122,20 @@ def _at_load(point: Point, asks: Workload, fleet: SimulatedFleet) -> OpenLoop:
 
 def run(study: Study, *, page: Callable[[Sequence[Row]], list[str]]) -> int:
     """Compute the missing points, then write the page; return the exit status."""
-    path = study.folder / "routing.jsonl"
-    done = read_results(path)
-    todo = [point for point in points() if point not in done]
-    _say(f"{len(done)} points are there, {len(todo)} to do")
-    try:
-        for row in _computed(todo, study.num_jobs):
-            done[point_of(row)] = row
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            _say(f"[{len(done)}] {' '.join(map(str, point_of(row)))} in {row['seconds']} s")
-    finally:
-        (study.folder / "routing.md").write_text("\n".join(page(list(done.values()))) + "\n")
-    return 0
+    calls = {_label(point): partial(compute, point) for point in points()}
+    return RowStudy(
+        name="routing",
+        version=VERSION,
+        calls=calls,
+        label_of=lambda row: _label(point_of(row)),
+        page=page,
+    ).run(study)
 
 
-def read_results(path: Path) -> dict[Point, Row]:
-    """Read the points that this version made; a line that was cut off does not count."""
-    rows = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            _say(f"{path}: a line is cut off; its point is computed again")
-            continue
-        if row["version"] == VERSION:
-            rows[point_of(row)] = row
-    return rows
+def _label(point: Point) -> str:
+    return " ".join(map(str, point))
 
 
 def point_of(row: Row) -> Point:
     """Return the point to which a result belongs."""
     return Point(*(row[name] for name in Point._fields))
-
-
-def _computed(todo: Sequence[Point], num_jobs: int) -> Iterator[Row]:
-    if num_jobs == 1:
-        yield from map(compute, todo)
-        return
-    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(compute, point) for point in todo]
-        try:
-            yield from (future.result() for future in as_completed(futures))
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

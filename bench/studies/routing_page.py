@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from statistics import geometric_mean, mean
 from typing import Final, NamedTuple
 
-from bench.studies.routing import BASELINES, RULES, SHIPPED, Point, Row, point_of, points
+from bench.studies.policies import Row
+from bench.studies.routing import BASELINES, RULES, SHIPPED, Point, point_of, points
 
 TOLERATED: Final = 1.02
 _AXES: Final = ("form", "load", "model", "pool", "work")

@@ -17,6 +17,7 @@ def main() -> int:
     from bench.studies import (
         ablation,
         expected,
+        fitting,
         future,
         future_traces,
         hints,
@@ -39,6 +40,7 @@ def main() -> int:
         "narrowing": narrowing.run,
         "expected": expected.run,
         "look_ahead": look_ahead.run,
+        "fitting": fitting.run,
         "joining": joining.run,
         "routing": partial(routing.run, page=routing_page.page),
     }

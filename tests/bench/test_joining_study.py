@@ -1,46 +1,41 @@
 """The study of a pod that joins: it comes when it should, gets its share, and the page says so."""
 
-import json
 from pathlib import Path
 from typing import Final
 
 import pytest
-from kvbraid.sim.routing.arrivals import OpenLoop
-from kvbraid.sim.routing.fleet import RoutingRule, play
 from kvbraid.sim.routing.results import Served
 
 from bench.router.cells import CELLS as SMALL_CELLS
-from bench.router.cells import NUM_PODS, ready
+from bench.router.cells import NUM_PODS
 from bench.studies import joining
 from bench.studies.joining import SHARES, WITHOUT, Joining, Joins, page
+from bench.studies.policies import read_rows
+from tests.bench.played import played
 
 FOLDER: Final = Path(joining.__file__).parent
 CELL: Final = SMALL_CELLS[3]
 NEW: Final = NUM_PODS - 1
 
 
-def played(joins: Joins) -> tuple[Joining, list[Served]]:
-    asks, fleet = ready(CELL.model, CELL.work, 1)
-    policy = Joining(fleet, joins)
-    rule = RoutingRule("joining", lambda: policy)
-    return policy, play(asks, fleet, OpenLoop(CELL.rates[0]), rule)
+def joined(joins: Joins) -> tuple[Joining, list[Served]]:
+    return played(CELL, lambda fleet: Joining(fleet, joins))
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    lines = (FOLDER / "joining.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = list(read_rows(FOLDER / "joining.jsonl"))
     assert (FOLDER / "joining.md").read_text().splitlines() == page(rows)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_pod_gets_nothing_before_it_joins(share: float) -> None:
-    _, served = played(Joins(at=100, share=share))
+    _, served = joined(Joins(at=100, share=share))
     assert not any(each.pod == NEW for each in served[:100])
     assert any(each.pod == NEW for each in served[100:])
 
 
 def test_a_share_is_given_until_the_pool_could_be_full() -> None:
-    policy, served = played(Joins(at=100, share=1.0))
+    policy, served = joined(Joins(at=100, share=1.0))
     others = [each.number for each in served[100:] if each.pod != NEW]
     assert others[0] > 110
     room = policy.room

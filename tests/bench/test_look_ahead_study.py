@@ -1,42 +1,37 @@
 """The study of looking ahead: replicas foresee what they can, and the page says what rows say."""
 
-import json
 from pathlib import Path
 from typing import Final
 
-from kvbraid.sim.routing.arrivals import OpenLoop
-from kvbraid.sim.routing.fleet import RoutingRule, play
 from kvbraid.sim.routing.results import Served
 
-from bench.router.cells import CELLS, ready
+from bench.router.cells import CELLS
 from bench.studies import look_ahead
 from bench.studies.look_ahead import REPLICAS, WITHOUT, LookAhead, Replica, page
+from bench.studies.policies import read_rows
+from tests.bench.played import played
 
 FOLDER: Final = Path(look_ahead.__file__).parent
 CELL: Final = CELLS[9]
 
 
-def played(replica: Replica) -> tuple[LookAhead, list[Served]]:
-    asks, fleet = ready(CELL.model, CELL.work, 1)
-    policy = LookAhead(fleet, replica)
-    rule = RoutingRule("look ahead", lambda: policy)
-    return policy, play(asks, fleet, OpenLoop(CELL.rates[0]), rule)
+def looked(replica: Replica) -> tuple[LookAhead, list[Served]]:
+    return played(CELL, lambda fleet: LookAhead(fleet, replica))
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    lines = (FOLDER / "look_ahead.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = list(read_rows(FOLDER / "look_ahead.jsonl"))
     assert (FOLDER / "look_ahead.md").read_text().splitlines() == page(rows)
 
 
 def test_an_exact_replica_foresees_every_hit() -> None:
-    policy, served = played(Replica())
+    policy, served = looked(Replica())
     assert [policy.foreseen[each.number] for each in served] == [each.cached for each in served]
     assert any(each.expected != each.cached for each in served)  # What is in flight is not all.
 
 
 def test_a_replica_that_takes_a_pool_for_smaller_is_wrong() -> None:
-    policy, served = played(Replica(blocks=0.5))
+    policy, served = looked(Replica(blocks=0.5))
     assert any(policy.foreseen[each.number] < each.cached for each in served)
 
 

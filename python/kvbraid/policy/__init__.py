@@ -23,6 +23,7 @@ True
 In reading order:
 
     seconds    what a prompt costs a pod, in seconds
+    fitting    the same, as requests turn out to take
     asking     what the router asks of an index
     view       what is known about the candidates when one is chosen
     costs      the rule of kvbraid: waiting, prefill, and what both cost others
@@ -40,6 +41,7 @@ from kvbraid.policy.bookings import Bookings
 from kvbraid.policy.costs import CostOptions, CostRule, Terms
 from kvbraid.policy.decision import Decision
 from kvbraid.policy.engine_load import EngineLoad
+from kvbraid.policy.fitting import Fitted
 from kvbraid.policy.router import Router, RouterOptions
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Standing
@@ -52,6 +54,7 @@ __all__ = [
     "CostRule",
     "Decision",
     "EngineLoad",
+    "Fitted",
     "FleetView",
     "Promisable",
     "Promising",

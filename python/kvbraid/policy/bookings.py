@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvbraid.policy.fitting import Measured
 from kvbraid.policy.view import RankId
 
 
@@ -21,7 +22,8 @@ class Booking:
     `computes` are the tokens of the prompt that the rank has to compute; `lower` and `upper` bound
     what it could reuse when it was chosen. `started` says that its first token has been reported.
     `priority` is vLLM's: the smaller is the more urgent. `promise` is what the index was promised,
-    which may outlive the first token by `grace_s`. `note` is what the router's caller keeps here.
+    which may outlive the first token by `grace_s`. `note` is what the router's caller keeps here,
+    and `measured` what a fit will learn from it.
     """
 
     rank: RankId
@@ -36,6 +38,7 @@ class Booking:
     promise: int | None = None
     started: bool = False
     note: object = None
+    measured: Measured | None = None
 
 
 @dataclass(slots=True)
@@ -135,6 +138,8 @@ class Bookings:
         booking = self._bookings.get(name)
         if booking is not None and not booking.started:
             booking.started = True
+            if booking.measured is not None:
+                booking.measured.first_token = now
             self._lines[booking.rank].start(name, now)
         return booking
 

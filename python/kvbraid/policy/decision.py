@@ -9,10 +9,14 @@ from kvbraid.fleet import Columns
 from kvbraid.ids import PodState
 from kvbraid.policy.asking import Remembered
 from kvbraid.policy.costs import CostRule, Terms
+from kvbraid.policy.fitting import Fitted
 from kvbraid.policy.view import FleetView, RankId, RoutingPolicy
 
 Knowledge: TypeAlias = Literal["events", "promises"]
 """Whether a rank's cache is known from its events, or guessed from what it was sent."""
+
+Origin: TypeAlias = Literal["given", "default", "fitted"]
+"""Whence the coefficients of a model come."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +27,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     model, also those that were left out; the chosen one is in its `row`. `seen` is what was ever
     there of the prompt, before this decision, if the router asks for that. `lifted` names the
     filters that would have left nobody, and `left_out` counts the ranks that each of the others
-    left out.
+    left out. `fitted` is how far the fit of the model's coefficients was, if they are fitted.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     lifted: tuple[str, ...]
     left_out: Mapping[str, int]
     seconds_given: bool
+    fitted: Fitted | None
 
     @property
     def rank(self) -> RankId:
@@ -60,6 +65,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def knowledge(self) -> Knowledge:
         """Whence the rank's cache is known."""
         return "promises" if self.state is PodState.STALE else "events"
+
+    @property
+    def origin(self) -> Origin:
+        """Whence the coefficients come."""
+        if self.fitted is not None and self.fitted.num_samples:
+            return "fitted"
+        return "given" if self.seconds_given else "default"
 
     def terms(self) -> list[Terms]:
         """Return the terms of every candidate's cost; none if the policy has no such terms."""

@@ -24,6 +24,7 @@ from kvbraid.policy.bookings import Booking, Bookings, Loads
 from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision
 from kvbraid.policy.engine_load import EngineLoad, EngineLoads, Readings, add_others
+from kvbraid.policy.fitting import Fit, Measured
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Filtered, Said, Standing, Standings, filtered
 from kvbraid.policy.view import FleetView, RankId, RankNames, RoutingPolicy
@@ -55,6 +56,8 @@ class RouterOptions:
     is over how many requests load is averaged; `sparse_windows` is that of `FleetIndex.promise`:
     None keeps windows as each pod's engine does by default.
     With `with_seen`, decisions say what was ever there of a prompt (`FleetIndex.seen`).
+    For models in `fit`, coefficients are only what is expected until enough requests have shown
+    what prefills take.
     """
 
     in_flight: bool = True
@@ -68,6 +71,7 @@ class RouterOptions:
     arrivals: int = 100
     sparse_windows: bool | None = None
     with_seen: bool = False
+    fit: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Refuse what no router can work with."""
@@ -128,6 +132,7 @@ class Router:
         self.policy = policy or CostRule()
         self._seconds = dict(seconds or {})
         self._options = options or RouterOptions()
+        self._fits = {m: Fit(self._seconds.get(m, _DEFAULT_SECONDS)) for m in self._options.fit}
         self._chance = chance or Random()  # noqa: S311 - it spreads load, and guards nothing
         self._note = note
         self._standings = Standings()
@@ -228,6 +233,7 @@ class Router:
                 lifted=chosen.lifted,
                 left_out=chosen.left_out,
                 seconds_given=request.model in self._seconds,
+                fitted=fit.now if (fit := self._fits.get(request.model)) is not None else None,
             )
             self._book(decision, scores, now, priority)
             return decision
@@ -304,6 +310,9 @@ class Router:
         )
 
     def _seconds_of(self, request: Request) -> Seconds:
+        fit = self._fits.get(request.model)
+        if fit is not None:
+            return fit.now.seconds
         return self._seconds.get(request.model, _DEFAULT_SECONDS)
 
     def _loaded(self, request: Request, columns: Columns) -> list[int]:
@@ -339,12 +348,22 @@ class Router:
             priority=priority,
             grace_s=options.grace_s if decision.knowledge == "events" else options.remember_s,
             note=self._note(decision) if self._note is not None else None,
+            measured=self._measured(decision, now),
         )
         if options.in_flight:
             junction = decision.columns.present_soon[decision.row]
             booking.promise = self._promise(decision.rank, scores, junction)
         self._bookings.add(decision.name, booking)
         self._loads[view.request.model].book(booking.seconds)
+
+    def _measured(self, decision: Decision, now: float) -> Measured | None:
+        """Return what follows a request whose prefill tells what prefills take."""
+        view, place = decision.view, decision.place
+        fit = self._fits.get(view.request.model)
+        is_alone = not view.waiting[place] and not view.loaded[place]
+        if fit is None or not is_alone or not len(view.request.token_ids):
+            return None
+        return Measured(fit, view.tokens, view.running[place], now)
 
     def _promise(self, rank: RankId, scores: Promisable, junction: int) -> int | None:
         pod, dp_rank = rank
@@ -367,14 +386,19 @@ class Router:
             self._end_promise(booking, now + booking.grace_s)
             return True
 
-    def end(self, name: str, *, now: float) -> bool:
-        """Note that a request has ended well; return whether it was booked."""
+    def end(self, name: str, *, now: float, cached_tokens: int | None = None) -> bool:
+        """Note that a request has ended well; return whether it was booked.
+
+        `cached_tokens` is what its engine reused of this very prompt, if that is known.
+        """
         with self._lock:
             booking = self._bookings.end(name, now)
             if booking is None:
                 self._counts["unknown_reports"] += 1
                 return False
             self._end_promise(booking, now + booking.grace_s)
+            if booking.measured is not None:
+                self._counts[booking.measured.end(cached_tokens, now)] += 1
             return True
 
     def fail(self, name: str, *, now: float) -> bool:
@@ -445,6 +469,8 @@ class Router:
     def check_integrity(self) -> None:
         """Assert that bookings and promises agree. For tests: it walks everything."""
         self._bookings.check_integrity()
+        for fit in self._fits.values():
+            fit.check_integrity()
         promises = [b.promise for _, b in self._bookings if b.promise is not None]
         assert len(set(promises)) == len(promises)
         assert self._index.num_promised() <= len(promises) + len(self._ending)

@@ -127,6 +127,8 @@ def _grounds(answer: PickAnswer) -> Iterator[str]:
     reuse = f"{_bounds(answer.lower, answer.upper)} tokens are there now"
     yield f"{reuse}, {answer.resumable} when the request gets there, known from {answer.knowledge}"
     unit = f", in ms, with {answer.seconds} coefficients" if answer.terms else ""
+    if answer.terms and answer.fit is not None and answer.fit.num_samples:
+        unit += f" ({counted(answer.fit.num_samples, 'sample')})"
     yield f"cost by policy {answer.policy}{unit}"
     for name, count in answer.left_out.items():
         yield f"left out: {count} {name}"

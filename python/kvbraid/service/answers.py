@@ -11,7 +11,7 @@ import msgspec
 
 from kvbraid.fleet.answer import GroupStrip, KnownGroup, PodExplanation, PodInfo, PodScore
 from kvbraid.ids import PodState
-from kvbraid.policy.decision import Knowledge
+from kvbraid.policy.decision import Knowledge, Origin
 from kvbraid.service.rungs import GapName, GapReason
 
 
@@ -190,14 +190,24 @@ class PickCandidate(msgspec.Struct, frozen=True, kw_only=True):
     terms: CostTerms | None
 
 
+class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Coefficients that are fitted, in seconds; with 0 samples they are what was expected."""
+
+    num_samples: int
+    fixed: float
+    per_token: float
+    per_pair: float
+
+
 class PickAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of POST /v1/pick.
 
     `pick` names the booking. `lower` and `upper` bound what the rank can reuse now. `resumable` is
     what it will probably reuse when the request gets there, with what is in flight. `knowledge` is
     `events`, or `promises` where the rank's cache is guessed from what it was sent. `seconds` says
-    whether the model's coefficients were `given`, or are the `default`. `lifted` are filters that
-    would have left nobody; `left_out` counts the ranks that each of the others left out.
+    whether the model's coefficients were `given`, are the `default`, or were `fitted`; `fit` is
+    null unless they are to be. `lifted` are filters that would have left nobody; `left_out` counts
+    the ranks that each of the others left out.
     """
 
     pick: str
@@ -215,7 +225,8 @@ class PickAnswer(msgspec.Struct, frozen=True, kw_only=True):
     terms: CostTerms | None
     policy: str
     knowledge: Knowledge
-    seconds: Literal["given", "default"]
+    seconds: Origin
+    fit: FitAnswer | None = None
     lifted: list[str]
     left_out: dict[str, int]
     fallbacks: list[Fallback]

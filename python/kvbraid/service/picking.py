@@ -17,12 +17,13 @@ from uuid import uuid4
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
-from kvbraid.policy import Decision, EngineLoad, Router, Standing, Terms
+from kvbraid.policy import Decision, EngineLoad, Fitted, Router, Standing, Terms
 from kvbraid.policy.bookings import Booking
 from kvbraid.policy.view import RankId, RankNames
 from kvbraid.service.answers import (
     CostTerms,
     Fallback,
+    FitAnswer,
     PickAnswer,
     PickCandidate,
     PickedAnswer,
@@ -32,7 +33,7 @@ from kvbraid.service.config import PodConfig, Serving
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.ladder import Ladder
 from kvbraid.service.ports import Index
-from kvbraid.service.requests import PickEvent, PickRequest, RankBody, ReportBody
+from kvbraid.service.requests import PickRequest, RankBody, ReportBody
 from kvbraid.service.routing import Routing
 from kvbraid.service.rungs import Delivery, Rungs, rungs_of
 
@@ -211,12 +212,22 @@ class Picking:
         if wrong:
             self._note(told.event, "refused")
             raise RefusalError("invalid_value", wrong)
-        is_known = _REPORTS[told.event](self._router, told.pick, now=self._clock())
+        is_known = self._tell(told, booking)
         self._note(told.event, "noted" if is_known else "unknown")
         if not is_known or booking is None:
             return PickedAnswer(pick=told.pick, status="unknown")
         ladder = self._deliver(booking, told) if told.event == "end" else None
         return PickedAnswer(pick=told.pick, status="noted", ladder=ladder)
+
+    def _tell(self, told: ReportBody, booking: Booking | None) -> bool:
+        now = self._clock()
+        if told.event == "first_token":
+            return self._router.first_token(told.pick, now=now)
+        if told.event == "failed":
+            return self._router.fail(told.pick, now=now)
+        same = booking is not None and told.prompt_tokens in (None, booking.tokens)
+        cached = told.cached_tokens if same else None  # It reused tokens of another prompt.
+        return self._router.end(told.pick, now=now, cached_tokens=cached)
 
     # ---- what an operator sees -------------------------------------------------------------
 
@@ -278,12 +289,10 @@ class Picking:
         return self.ladder.add(rungs, Delivery(tokens, told.prompt_tokens not in (None, prompt)))
 
 
-_REPORTS: Final[Mapping[PickEvent, Callable[..., bool]]] = {
-    "first_token": Router.first_token,
-    "end": Router.end,
-    "failed": Router.fail,
-}
-_COUNTED: Final = ("asked_again", "released_by_time", "bookings_over_limit", "removed_meanwhile")
+_COUNTED: Final = (
+    "asked_again", "released_by_time", "bookings_over_limit", "removed_meanwhile", "fit_samples",
+    "fit_not_reported", "fit_impossible",
+)  # fmt: skip
 
 
 def _what_is_wrong(told: ReportBody, booking: Booking | None) -> str:
@@ -321,11 +330,22 @@ def _answer(
         terms=_terms(terms) if terms is not None else None,
         policy=decision.policy.name,
         knowledge=decision.knowledge,
-        seconds="given" if decision.seconds_given else "default",
+        seconds=decision.origin,
+        fit=_fit(decision.fitted) if decision.fitted is not None else None,
         lifted=list(decision.lifted),
         left_out=dict(left_out),
         fallbacks=_fallbacks(decision, pods),
         candidates=_candidates(decision) if explain else None,
+    )
+
+
+def _fit(fitted: Fitted) -> FitAnswer:
+    seconds, num_samples = fitted
+    return FitAnswer(
+        num_samples=num_samples,
+        fixed=seconds.fixed,
+        per_token=seconds.per_token,
+        per_pair=seconds.per_pair,
     )
 
 

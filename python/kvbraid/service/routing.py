@@ -47,7 +47,10 @@ class RouterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SecondsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a prompt of one model costs a pod: the fields of `policy.Seconds`."""
+    """What a prompt of one model costs a pod: the fields of `policy.Seconds`.
+
+    With `fit` they are only what is expected until enough requests have shown what prefills take.
+    """
 
     fixed: float = _SECONDS.fixed
     per_token: float = _SECONDS.per_token
@@ -55,6 +58,7 @@ class SecondsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     per_loaded_token: float = _SECONDS.per_loaded_token
     per_decoded_token: float = _SECONDS.per_decoded_token
     step_tokens: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = _SECONDS.step_tokens
+    fit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +98,16 @@ def _checked(table: RouterTable) -> Routing:
             f"remove it, or use policy {CostRule.name}"
         )
     options = {name: given[name] for name in _names(RouterOptions) if name in given}
+    tables = {model: _table(model, fields) for model, fields in table.seconds.items()}
+    fit = frozenset(model for model, (_, is_fitted) in tables.items() if is_fitted)
+    if fit and not table.first_tokens:
+        where = f"seconds.{one_line(min(fit))}.fit"
+        raise InvalidValueError(f"{where} needs first tokens, and first_tokens is false")
     return Routing(
         policy=table.policy,
         costs=costs,
-        options=RouterOptions(**options),
-        seconds={model: _seconds(model, given) for model, given in table.seconds.items()},
+        options=RouterOptions(**options, fit=fit),
+        seconds={m: tables[m][0] for m, fields in table.seconds.items() if {*fields} - {"fit"}},
     )
 
 
@@ -106,11 +115,13 @@ def _names(options: type[CostOptions | RouterOptions]) -> list[str]:
     return [each.name for each in fields(options)]
 
 
-def _seconds(model: str, given: dict[str, Any]) -> Seconds:
+def _table(model: str, given: dict[str, Any]) -> tuple[Seconds, bool]:
+    """Return the coefficients of a model, and whether they are fitted."""
     where = f"seconds.{one_line(model)}"
     try:
-        table = msgspec.convert(given, SecondsTable)
-        return Seconds(**msgspec.structs.asdict(table))
+        fields = msgspec.structs.asdict(msgspec.convert(given, SecondsTable))
+        is_fitted = fields.pop("fit")
+        return Seconds(**fields), is_fitted
     except msgspec.ValidationError as error:
         raise InvalidValueError(f"{where}: {describe(error, SecondsTable)}") from None
     except InvalidValueError as error:

@@ -21,6 +21,7 @@ from kvbraid.service.answers import (
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
+    FitAnswer,
     PickAnswer,
     PickCandidate,
     PodRow,
@@ -233,6 +234,19 @@ def test_a_pick_is_a_table_of_terms_with_the_chosen_one_first() -> None:
         "left out: 1 draining",
         "not left out although full: nobody else is there",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_samples", "told"),
+    [("fitted", 64, "fitted coefficients (64 samples)"), ("given", 0, "given coefficients")],
+)
+def test_a_pick_says_how_many_samples_its_coefficients_rest_on(
+    seconds: str, num_samples: int, told: str
+) -> None:
+    fit = FitAnswer(num_samples=num_samples, fixed=0.01, per_token=1e-4, per_pair=0.0)
+    answer = msgspec.structs.replace(picked(candidate("a", 0.0)), seconds=seconds, fit=fit)
+    shown = shown_at(80, lambda console: show_pick(console, answer))
+    assert f"cost by policy cost, in ms, with {told}" in shown.splitlines()
 
 
 def test_a_pick_of_a_policy_without_terms_has_costs_alone() -> None:

@@ -139,6 +139,20 @@ def test_a_router_is_what_the_file_says_and_the_rest_is_the_default(tmp_path: Pa
     assert read_fleet_file(path).routing == Routing()
 
 
+def test_coefficients_that_are_to_be_fitted_can_be_given_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        "[router.seconds.a]\nfit = true\n[router.seconds.b]\nfixed = 1\nfit = true\n"
+        "[router.seconds.c]\nfixed = 1\nfit = false\n"
+    )
+    routing = read_fleet_file(path).routing
+    assert routing.options.fit == {"a", "b"}
+    assert routing.seconds == {"b": Seconds(fixed=1.0), "c": Seconds(fixed=1.0)}
+    path.write_text("[router]\nfirst_tokens = false\n[router.seconds.a]\nfit = true\n")
+    with pytest.raises(InvalidValueError, match=r"router\.seconds\.a\.fit needs first tokens"):
+        read_fleet_file(path)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_can_be_named(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "fleet.toml"

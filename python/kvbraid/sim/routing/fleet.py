@@ -19,7 +19,7 @@ from kvbraid.errors import UnknownError
 from kvbraid.fleet import FleetIndex, IndexOptions, Request
 from kvbraid.fleet.index import SECRET_BYTES
 from kvbraid.ids import PodId, PodState
-from kvbraid.policy import BASELINES, CostRule, Router, RouterOptions, RoutingPolicy
+from kvbraid.policy import BASELINES, CostRule, Router, RouterOptions, RoutingPolicy, Seconds
 from kvbraid.reading import check, whole
 from kvbraid.sim.routing.arrivals import Arrivals
 from kvbraid.sim.routing.clock import Clock
@@ -37,12 +37,15 @@ class RoutingRule:
     """A policy, and whether the router counts what is in flight, or looks at events alone.
 
     `make` makes the policy anew for each run, because some remember. A policy that has a method
-    `chosen` is told of each decision before the next one.
+    `chosen` is told of each decision before the next one. `seconds` is what the router takes for
+    those of a pod; None: what they are. With `fits` it finds out.
     """
 
     name: str
     make: Callable[[], RoutingPolicy]
     in_flight: bool = True
+    seconds: Seconds | None = None
+    fits: bool = False
 
     @classmethod
     def named(cls, name: str, *, in_flight: bool = True) -> "RoutingRule":
@@ -80,12 +83,13 @@ class _Play:
         self._router = Router(
             self._index,
             policy,
-            seconds={MODEL: fleet.pace.prefill},
+            seconds={MODEL: rule.seconds or fleet.pace.prefill},
             options=RouterOptions(
                 in_flight=rule.in_flight,
                 sparse_windows=isinstance(fleet.retention, Interval),
                 hold_s=float("inf"),
                 stuck_s=float("inf"),
+                fit=frozenset({MODEL} if rule.fits else ()),
             ),
             chance=random.Random(f"router {seed}"),  # noqa: S311 - it guards nothing
             note=getattr(policy, "chosen", None),
@@ -148,12 +152,12 @@ class _Play:
         pod.decoding += 1
         outputs = self._asks[sent.number].num_outputs
         took = self._fleet.pace.answer(outputs, len(sent.tokens), pod.decoding)
-        self.clock.at(now + took, partial(self._answered, pod, sent.number))
+        self.clock.at(now + took, partial(self._answered, pod, sent.number, prefill.cached))
         self._begin(pod, now)
 
-    def _answered(self, pod: SimulatedPod, number: int, now: float) -> None:
+    def _answered(self, pod: SimulatedPod, number: int, cached: int, now: float) -> None:
         pod.decoding -= 1
-        self._router.end(str(number), now=now)
+        self._router.end(str(number), now=now, cached_tokens=cached)
         self._note_answer(number, now)
         if self._progress is not None:
             self._progress(len(self.served))

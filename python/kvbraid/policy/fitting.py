@@ -1,0 +1,125 @@
+"""What prefills turn out to take: coefficients from requests that met no other prompt.
+
+    took - decoding  =  fixed + scale * (per_token * computed + per_pair * pairs)
+
+`fixed` and `scale` are fitted. What a pair costs beside a token is the model's, and stays as it
+was given, like loading and decoding. Both come from medians, so what a quarter of the samples
+says makes little difference (Theil's incomplete method: the slopes from each sample of the lower
+half to one of the upper half). Invariant: a fit keeps the last WINDOW samples at most, and is a
+function of them; its scale is between 1/MOST_SCALE and MOST_SCALE.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from kvbraid.policy.seconds import Seconds
+
+WINDOW: Final = 128
+LEAST: Final = 32
+"""So many samples are needed before a fit replaces what was given."""
+EVERY: Final = 8
+"""A fit is made anew after so many samples."""
+MOST_SCALE: Final = 100.0
+_SPREAD: Final = 0.5  # How far the halves are apart, beside the median work, to tell a slope.
+_PIECES: Final = 50  # An answer that goes on for a smaller part of its wait came in one piece.
+
+Outcome: TypeAlias = Literal["fit_samples", "fit_not_reported", "fit_impossible"]
+"""What became of a measured request; each is counted under this name."""
+
+
+class Fitted(NamedTuple):
+    """Coefficients, and the number of samples that they rest on: 0 if they are the given ones."""
+
+    seconds: Seconds
+    num_samples: int
+
+
+class Fit:
+    """The fit of one model; `now` is what it has come to."""
+
+    def __init__(self, given: Seconds) -> None:
+        self.given = given
+        self.now = Fitted(given, 0)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # Work, what it took.
+        self._num_new = 0
+
+    def add(self, tokens: int, cached: int, running: int, took: float) -> bool:
+        """Take a prefill of so many tokens, which reused `cached` while `running` decoded.
+
+        Returns:
+            Whether there can be such a prefill; if not, nothing has changed.
+        """
+        if not (0 <= cached < tokens and 0 < took < inf):
+            return False
+        work = self.given.prefill(tokens, cached) - self.given.fixed
+        self._samples.append((work, took - self.given.decoding(tokens, cached, running)))
+        self._num_new += 1
+        if len(self._samples) >= LEAST and self._num_new >= EVERY:
+            self._num_new = 0
+            self.now = Fitted(self._fitted(), len(self._samples))
+        return True
+
+    def _fitted(self) -> Seconds:
+        given, samples = self.given, sorted(self._samples)
+        half = len(samples) // 2
+        pairs = list(zip(samples[:half], samples[-half:], strict=True))
+        works = [work for work, _ in samples]
+        if median(high[0] - low[0] for low, high in pairs) >= _SPREAD * median(works):
+            slopes = [(b - a) / (high - low) for (low, a), (high, b) in pairs if high > low]
+            scale = _bounded(median(slopes))
+            fixed = median(took - scale * work for work, took in samples)
+        else:  # All prompts are alike: how much of it is fixed, they do not tell.
+            scale = _bounded(median(took / (given.fixed + work) for work, took in samples))
+            fixed = scale * given.fixed
+        return replace(
+            given,
+            fixed=max(fixed, 0.0),
+            per_token=scale * given.per_token,
+            per_pair=scale * given.per_pair,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that what is kept and said is bounded. For tests."""
+        num, seconds, given = self.now.num_samples, self.now.seconds, self.given
+        assert num == 0 or LEAST <= num <= len(self._samples) <= WINDOW
+        assert self._num_new < EVERY or len(self._samples) < LEAST
+        most = MOST_SCALE * (1 + 1e-9)
+        for mine, theirs in (
+            (seconds.per_token, given.per_token),
+            (seconds.per_pair, given.per_pair),
+        ):
+            assert theirs / most <= mine <= theirs * most
+        assert seconds.prefill(2, 0) > 0
+        assert num or seconds == given
+
+
+def _bounded(scale: float) -> float:
+    return min(max(scale, 1 / MOST_SCALE), MOST_SCALE)
+
+
+@dataclass(slots=True)
+class Measured:
+    """A request that was booked `at` a rank where no other prompt was, and is in flight."""
+
+    fit: Fit
+    tokens: int
+    running: int
+    at: float
+    first_token: float | None = None
+
+    def end(self, cached: int | None, now: float) -> Outcome:
+        """Take the request as a sample, if all was reported; `cached` is what it reused.
+
+        An answer in one piece has its first byte when it is complete, which says nothing of a
+        prefill: what comes with the end is no first token.
+        """
+        if cached is None or self.first_token is None:
+            return "fit_not_reported"
+        took = self.first_token - self.at
+        if now - self.first_token < took / _PIECES:
+            return "fit_not_reported"
+        taken = self.fit.add(self.tokens, cached, self.running, took)
+        return "fit_samples" if taken else "fit_impossible"
