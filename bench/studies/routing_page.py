@@ -68,6 +68,7 @@ def figures(cells: Sequence[CellMeans], rule: str, rivals: Sequence[str]) -> str
 def page(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the page."""
     cells, seeds = cells_of(rows), Counter(row["seed"] for row in rows)
+    every = points()
     lines = [
         "# Our rule beside the published ones",
         "",
@@ -75,7 +76,8 @@ def page(rows: Sequence[Row]) -> list[str]:
         "token, over the best baseline of each cell: below 1, users wait less with ours. The",
         "docstrings of `routing.py` and `routing_page.py` say what a cell is, and what noise is.",
         "",
-        f"Played so far: {len(rows)} of {len(points())} points, in {len(cells)} cells; by seed: "
+        f"Played so far: {len(rows)} of {len(every)} points, which is some of "
+        f"{len(cells)} of {len({point.cell for point in every})} cells; by seed: "
         f"{', '.join(f'{seed}: {count}' for seed, count in sorted(seeds.items())) or 'none'}.",
     ]
     if cells:
