@@ -9,6 +9,7 @@ from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig
 from kvbraid.service.http.app import Application
 from kvbraid.service.http.connection import SLICE_BYTES
+from kvbraid.service.http.connection_limits import MOST_LEAVING
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex
@@ -220,6 +221,25 @@ def test_when_every_connection_is_being_answered_a_new_one_is_told_so(wires: Wir
     assert late.closed()
     wires.finish()
     assert [statuses(wire.answers()) for wire in busy] == [[200]] * 4
+
+
+def test_who_is_refused_can_read_why_and_takes_no_place(wires: Wires) -> None:
+    busy = [wires.connect() for _ in range(4)]
+    for wire in busy:
+        wire.protocol.data_received(post(path=b"/v1/explain"))
+    refused = [wires.connect() for _ in range(MOST_LEAVING + 1)]
+    assert not any(wire.transport.is_closing() for wire in refused[:-1])  # Each is only ended.
+    assert refused[-1].transport.is_closing()
+    refused[0].send(HEALTH)
+    assert {wire.refusal() for wire in refused} == {(503, "too_many_connections")}
+    busy.pop().hang_up()
+    busy.append(wires.connect().send(HEALTH))
+    assert statuses(busy[-1].answers()) == [200]
+    limits = wires.app.connection_limits
+    assert limits.refused == {"too_many_connections": MOST_LEAVING + 1}
+    for wire in refused:
+        wire.hang_up()
+    assert limits.num_leaving == 0
 
 
 @pytest.mark.parametrize("path", [b"/v1/score", b"/v1/explain"])

@@ -161,10 +161,7 @@ class Wires:
     def answer(self) -> None:
         """Run until every request that has arrived whole is answered."""
         self.settle()
-        while any(
-            each.waiting_since() is None and not each.transport.is_closing()
-            for each in self.connections()
-        ):
+        while any(map(_is_answered, self.connections())):
             self.loop.run_until_complete(asyncio.sleep(0.0002))
             self.settle()
 
@@ -184,6 +181,13 @@ class Wires:
         self.clock.now += seconds
         self.app.connection_limits.sweep(self.state.connections, self.clock.now)  # type: ignore[arg-type]
         self.settle()
+
+
+def _is_answered(connection: ScoreProtocol) -> bool:
+    transport = connection.transport
+    assert isinstance(transport, Transport)
+    is_over = transport.is_closing() or transport.has_ended
+    return connection.waiting_since() is None and not is_over
 
 
 async def _several_turns() -> None:

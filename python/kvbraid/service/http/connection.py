@@ -26,6 +26,7 @@ from uvicorn.server import ServerState
 
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
+from kvbraid.service.http.connection_limits import MOST_LEAVING
 from kvbraid.service.http.routes import Answer
 
 SLICE_BYTES: Final = 64 << 10
@@ -98,6 +99,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request that is being answered that nobody waits for it."""
         super().connection_lost(exc)
+        self._connection_limits.num_leaving -= self._is_leaving
         if self.when_lost is not None:
             self.when_lost()
 
@@ -203,7 +205,8 @@ class Connection(HttpToolsProtocol):
 
     def waiting_since(self) -> float | None:
         """When the wait for the client began; None while it is answered, or is leaving."""
-        return None if self._is_answering() or self.transport.is_closing() else self._since
+        is_ours = self._is_answering() or self._is_leaving or self.transport.is_closing()
+        return None if is_ours else self._since
 
     def evict(self) -> None:
         """Close at once."""
@@ -220,7 +223,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         since = self.waiting_since()
-        if since is None or self._is_leaving:
+        if since is None:
             return
         if self._is_refused:
             self.transport.close()  # What was answered before has gone out.
@@ -253,8 +256,9 @@ class Connection(HttpToolsProtocol):
         """Give up what is arriving, end our side, and close when the client has, or soon."""
         self._give_up_body()
         self._is_leaving = True
-        if len(self.connections) > self._connection_limits.max_connections:
-            self.transport.close()
+        self._connection_limits.num_leaving += 1
+        if self._connection_limits.num_leaving > MOST_LEAVING:
+            self.transport.close()  # What the client has sent may keep it from reading why.
         else:
             self.transport.write_eof()
             self.transport.resume_reading()

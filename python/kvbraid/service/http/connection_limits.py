@@ -14,6 +14,9 @@ from kvbraid.service.capacity import max_connections
 from kvbraid.service.config import Limits
 from kvbraid.service.errors import RefusalError
 
+MOST_LEAVING: Final = 64
+"""Refused clients that may read their answer at a time. They take no place of others."""
+
 _SHARE_EVICTED: Final = 16  # One in 16 is evicted at once: one search makes much room.
 
 
@@ -36,6 +39,7 @@ class ConnectionLimits:
     Attributes:
         refused: Counts by reason of what was refused or given up before any route saw it.
         held_bytes: Bytes of all request bodies that are arriving or being answered.
+        num_leaving: Connections that are refused, but still open so that clients read why.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -43,6 +47,7 @@ class ConnectionLimits:
         self.max_connections = limits.connections
         self.refused: Counter[str] = Counter()
         self.held_bytes = 0
+        self.num_leaving = 0
 
     def leave_descriptors(self) -> None:
         """Keep most of the process's descriptors free of HTTP connections."""
@@ -50,7 +55,7 @@ class ConnectionLimits:
 
     def admit(self, connections: Collection[Waiter]) -> bool:
         """Whether a new connection, already counted, may stay; others may be evicted for it."""
-        if len(connections) <= self.max_connections:
+        if len(connections) - self.num_leaving <= self.max_connections:
             return True
         waiting = (
             (since, number, each)
