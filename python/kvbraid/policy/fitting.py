@@ -11,7 +11,7 @@ function of them; its scale is between 1/MOST_SCALE and MOST_SCALE.
 
 from collections import deque
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from statistics import median
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -42,6 +42,7 @@ class Fit:
 
     def __init__(self, given: Seconds) -> None:
         self.given = given
+        self._work = replace(given, fixed=0.0)
         self.now = Fitted(given, 0)
         self._samples: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # Work, what it took.
         self._num_new = 0
@@ -54,8 +55,11 @@ class Fit:
         """
         if not (0 <= cached < tokens and 0 < took < inf):
             return False
-        work = self.given.prefill(tokens, cached) - self.given.fixed
-        self._samples.append((work, took - self.given.decoding(tokens, cached, running)))
+        work = self._work.prefill(tokens, cached)
+        alone = took - self.given.decoding(tokens, cached, running)
+        if not (0 < work < inf and isfinite(alone)):
+            return False
+        self._samples.append((work, alone))
         self._num_new += 1
         if len(self._samples) >= LEAST and self._num_new >= EVERY:
             self._num_new = 0
@@ -67,7 +71,7 @@ class Fit:
         half = len(samples) // 2
         pairs = list(zip(samples[:half], samples[-half:], strict=True))
         works = [work for work, _ in samples]
-        if median(high[0] - low[0] for low, high in pairs) >= _SPREAD * median(works):
+        if median(high[0] - low[0] for low, high in pairs) > _SPREAD * median(works):
             slopes = [(b - a) / (high - low) for (low, a), (high, b) in pairs if high > low]
             scale = _bounded(median(slopes))
             fixed = median(took - scale * work for work, took in samples)

@@ -126,6 +126,15 @@ def test_what_cannot_be_is_no_sample(tokens: int, cached: int, took: float) -> N
     assert not fit.add(tokens, cached, 0, took)
 
 
+@pytest.mark.parametrize("fields", [{"fixed": 1e12}, {"per_token": 0.0, "per_pair": 5e-324}])
+def test_extreme_coefficients_are_fitted_or_kept_like_others(fields: dict[str, float]) -> None:
+    fit = Fit(Seconds(**fields))
+    for number in range(2 * LEAST):
+        fit.add(1 + number // 4, 0, 0, 1.0 + number)
+        fit.check_integrity()
+    assert 0 < fit.now.seconds.prefill(100, 0) < inf
+
+
 @pytest.mark.parametrize(
     ("first_token", "cached", "end", "outcome"),
     [
