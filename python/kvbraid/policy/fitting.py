@@ -26,7 +26,7 @@ MOST_SCALE: Final = 100.0
 _SPREAD: Final = 0.5  # How far the halves are apart, beside the median work, to tell a slope.
 _PIECES: Final = 50  # An answer that goes on for a smaller part of its wait came in one piece.
 
-Outcome: TypeAlias = Literal["fit_samples", "fit_not_reported", "fit_impossible"]
+FitOutcome: TypeAlias = Literal["fit_samples", "fit_not_reported", "fit_impossible"]
 """What became of a measured request; each is counted under this name."""
 
 
@@ -114,7 +114,7 @@ class Measured:
     at: float
     first_token: float | None = None
 
-    def end(self, cached: int | None, now: float) -> Outcome:
+    def end(self, cached: int | None, now: float) -> FitOutcome:
         """Take the request as a sample, if all was reported; `cached` is what it reused.
 
         An answer in one piece has its first byte when it is complete, which says nothing of a

@@ -126,9 +126,11 @@ def test_what_cannot_be_is_no_sample(tokens: int, cached: int, took: float) -> N
     assert not fit.add(tokens, cached, 0, took)
 
 
-@pytest.mark.parametrize("fields", [{"fixed": 1e12}, {"per_token": 0.0, "per_pair": 5e-324}])
-def test_extreme_coefficients_are_fitted_or_kept_like_others(fields: dict[str, float]) -> None:
-    fit = Fit(Seconds(**fields))
+@pytest.mark.parametrize(
+    "expected", [Seconds(fixed=1e12), Seconds(per_token=0.0, per_pair=5e-324)]
+)
+def test_extreme_coefficients_are_fitted_or_kept_like_others(expected: Seconds) -> None:
+    fit = Fit(expected)
     for number in range(2 * LEAST):
         fit.add(1 + number // 4, 0, 0, 1.0 + number)
         fit.check_integrity()
