@@ -3,8 +3,8 @@
 A text goes to `/tokenize`, which vLLM and SGLang answer with `tokens`. A chat goes to vLLM's
 `/v1/chat/completions/render`, as the client has sent it; the answer has `token_ids`, and
 `features` if there are media. A server of `vllm launch render` answers both, and `vllm serve` the
-second one with `VLLM_ENABLE_SCALE_OUT_ENDPOINTS=1` in its later versions. Read in vLLM's
-docs/serving/online_serving/README.md and `entrypoints/serve/render/api_router.py`.
+second one with `--enable-scale-out` (0.32), or with `VLLM_ENABLE_SCALE_OUT_ENDPOINTS=1` where it
+knows that. Read in vLLM's docs/serving/online_serving/README.md and `entrypoints/scale_out`.
 
 Invariant: a question has a limited time and answer, and only so many are on their way. Whatever
 goes wrong is a reason why a prompt has no tokens.
