@@ -12,4 +12,7 @@ In reading order:
     keys     what a block is called outside of its engine, and whose blocks they are
     jobs     what the workers are told, and what they answer
     tier     what a tier has to do: six calls that may wait
+    host     the arena of host memory, and its slots
+    mover/   from ids of blocks and slots to copies, and who carries them out
+    worker   one rank's bytes: jobs in, statuses out
 """
