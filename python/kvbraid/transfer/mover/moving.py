@@ -126,7 +126,7 @@ class Mover:
         """
         is_load = kind is Kind.LOAD
         blocks, others = (targets, sources) if is_load else (sources, targets)
-        order = np.argsort(blocks, kind="stable")
+        order = np.argsort(blocks)
         blocks, others = blocks[order], others[order]
         here, lengths = self._rows(group, blocks)
         slots, there, elsewhere = self._other_side(kind, group, others)

@@ -4,6 +4,8 @@ Invariant: every access is through a view of its region, so a wrong address rais
 nothing. Copies on a device are compared with these.
 """
 
+import numpy as np
+
 from kvbraid.transfer.mover.runs import Copies, Regions
 
 
@@ -13,16 +15,18 @@ def copy_rows(copies: Copies, read: Regions, written: Regions) -> None:
     Raises:
         InvalidValueError: A row outside of all regions; nothing was copied.
     """
-    lengths = copies.lengths
-    source, target = read.find(copies.sources, lengths), written.find(copies.targets, lengths)
-    rows = zip(
-        source.tolist(),
-        read.offsets(copies.sources, source).tolist(),
-        target.tolist(),
-        written.offsets(copies.targets, target).tolist(),
-        lengths.tolist(),
-        strict=True,
-    )
-    sources, targets = read.views, written.views
-    for at, begin, to, start, length in rows:
-        targets[to][start : start + length] = sources[at][begin : begin + length]
+    source = read.find(copies.sources, copies.lengths)
+    target = written.find(copies.targets, copies.lengths)
+    pairs = source * len(written.views) + target
+    for pair in np.unique(pairs).tolist():  # Usually one: a row then costs no look-up of views.
+        at, to = divmod(pair, len(written.views))
+        mine = pairs == pair
+        rows = zip(
+            read.offsets(copies.sources[mine], at).tolist(),
+            written.offsets(copies.targets[mine], to).tolist(),
+            copies.lengths[mine].tolist(),
+            strict=True,
+        )
+        reads, writes = read.views[at], written.views[to]
+        for begin, start, length in rows:
+            writes[start : start + length] = reads[begin : begin + length]

@@ -71,9 +71,10 @@ class Regions:
             raise InvalidValueError(msg)
         return found
 
-    def offsets(self, addresses: Array, regions: NDArray[np.intp]) -> Array:
-        """Return how far addresses are from the start of their regions."""
-        return addresses - self._starts[regions]
+    def offsets(self, addresses: Array, region: int) -> Array:
+        """Return how far addresses are from the start of a region."""
+        offsets: Array = addresses - self._starts[region]
+        return offsets
 
 
 def joined(copies: Copies, sources: Regions, targets: Regions) -> Copies:
