@@ -45,9 +45,12 @@ class Pool:
     def bases(self) -> list[int]:
         return [each.ctypes.data + MARGIN for each in self.memory]
 
+    def inside(self, buffer: int) -> NDArray[np.uint8]:
+        return self.memory[buffer][MARGIN:-MARGIN]
+
     @property
     def content(self) -> list[bytes]:
-        return [each[MARGIN:-MARGIN].tobytes() for each in self.memory]
+        return [self.inside(buffer).tobytes() for buffer in range(len(self.memory))]
 
     def check_margins(self) -> None:
         for each in self.memory:
@@ -109,6 +112,6 @@ def hybrid_plan(layout: Layout = Layout.BLHNC, num_blocks: int = 8) -> MemoryPla
                 for number in range(num)
             ),
         )
-        for page, num in ((full, 3), (window, 3), (state, 2))
+        for page, num in ((full, 4), (window, 3), (state, 2))
     ]
     return plan_memory(groups, num_blocks=num_blocks, options=PlanOptions())

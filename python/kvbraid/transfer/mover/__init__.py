@@ -4,7 +4,10 @@ In reading order:
 
     runs     what is copied, as arrays of addresses and lengths
     rows     copies in the memory of the CPU
-    moving   from ids of blocks and slots to copies
+    moving   from ids of blocks and slots to copies, and moves in memory of the CPU
+    calibration   which mechanism is fastest on this device
+    cudart   the calls of CUDA's runtime
+    device   moves in memory of a device, direct or staged
 """
 
 from kvbraid.transfer.mover.moving import (
