@@ -8,6 +8,7 @@ In reading order:
     calibration   which mechanism is fastest on this device
     cudart   the calls of CUDA's runtime
     device   moves in memory of a device, direct or staged
+    cuda     a CUDA device through torch, imported by name
 """
 
 from kvbraid.transfer.mover.moving import (
