@@ -4,8 +4,6 @@ Invariant: every access is through a view of its region, so a wrong address rais
 nothing. Copies on a device are compared with these.
 """
 
-import numpy as np
-
 from kvbraid.transfer.mover.runs import Copies, Regions
 
 
@@ -18,7 +16,8 @@ def copy_rows(copies: Copies, read: Regions, written: Regions) -> None:
     source = read.find(copies.sources, copies.lengths)
     target = written.find(copies.targets, copies.lengths)
     pairs = source * len(written.views) + target
-    for pair in np.unique(pairs).tolist():  # Usually one: a row then costs no look-up of views.
+    # Usually there is one pair of regions; a row then costs no look-up of views.
+    for pair in set(pairs.tolist()):
         at, to = divmod(pair, len(written.views))
         mine = pairs == pair
         rows = zip(
