@@ -58,7 +58,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -304,6 +304,9 @@ BENCH = $(if $(TRACES),KVBRAID_TRACES=$(abspath $(TRACES)) )$(PYTHON) -m bench.h
 bench: ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
 	@needed=$$($(BENCH) --environments) && $(MAKE) -s --no-print-directory $$(printf '%s/installed ' $$needed)
 	@$(BENCH)
+
+bench-gpu: ## Measure the mover on a GPU, in at most 8 minutes, with the python3 that has torch for it
+	@PYTHONPATH=python python3 -m bench.transfer.gpu
 
 study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=policies; JOBS=2, TRACES=folder
 	@.venv-study/bin/python bench/studies/run.py $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS)) \

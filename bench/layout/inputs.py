@@ -35,15 +35,16 @@ class Model:
     config: str
     options: EngineOptions = field(default_factory=EngineOptions)
     layout: Layout = Layout.NHD
+    num_blocks: int = NUM_BLOCKS
 
     def plan(self) -> MemoryPlan:
         """Plan blocks across layers."""
-        return plan_memory(self._groups(self.layout), num_blocks=NUM_BLOCKS)
+        return plan_memory(self._groups(self.layout), num_blocks=self.num_blocks)
 
     def plan_per_layer(self) -> MemoryPlan:
         """Plan one buffer per slot, in the layout that vLLM 0.32 prefers if nobody says more."""
         options = PlanOptions(takes=ConnectorForm.PER_LAYER)
-        return plan_memory(self._groups(Layout.LBNHC), num_blocks=NUM_BLOCKS, options=options)
+        return plan_memory(self._groups(Layout.LBNHC), num_blocks=self.num_blocks, options=options)
 
     def _groups(self, layout: Layout) -> tuple[LayoutGroup, ...]:
         config = read_config(CONFIGS / f"{self.config}.json")

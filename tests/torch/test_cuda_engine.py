@@ -3,10 +3,8 @@
 What only a device can show (times, true overlap) is measured by `make bench-gpu`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,79 +13,13 @@ from kvbraid.layout.tensors import Tensors, allocate
 from kvbraid.transfer.host import HostSlots, HostTier
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.mover import MOVES, Mover, cuda
-from kvbraid.transfer.mover.calibration import Calibration, Trial, measure
 from kvbraid.transfer.status import Status
 from kvbraid.transfer.worker import Worker
 
-from tests.unit.transfer.devices import FakeLibrary
+from bench.transfer import gpu
+from tests.torch.fake_cuda import COMPUTE, LOG, fake_cuda
 from tests.unit.transfer.pools import hybrid_plan
 from tests.unit.transfer.workers import item
-
-COMPUTE = "the stream that computes"
-SMALL = 1 << 18
-LOG: list[tuple[object, ...]] = []
-
-
-def measure_small(
-    attempt: Callable[[Trial], object],
-    mechanisms: Mapping[Kind, Iterable[str]],
-    clock: Callable[[], float],
-) -> tuple[Calibration, int]:
-    """Measure what fits into little memory; the rest fails."""
-
-    def try_small(trial: Trial) -> None:
-        if trial.run_bytes * trial.num_runs > SMALL:
-            raise RuntimeError("too large")
-        attempt(trial)
-
-    return measure(try_small, mechanisms, clock)
-
-
-class FakeStream:
-    """A stream that writes down what waits for what."""
-
-    numbers = iter(range(1, 1_000_000))
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda_stream = next(self.numbers)
-
-    def wait_stream(self, other: object) -> None:
-        LOG.append(("waits", self.cuda_stream, other))
-
-    def synchronize(self) -> None:
-        LOG.append(("synchronized", self.cuda_stream))
-
-
-class FakeEvent:
-    """An event that is over at the second question."""
-
-    def record(self, stream: FakeStream) -> None:
-        self.num_queries = 0
-        LOG.append(("recorded", stream.cuda_stream))
-
-    def query(self) -> bool:
-        self.num_queries += 1
-        return self.num_queries > 1
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
-    library, zeros = FakeLibrary(13_000), torch.zeros
-
-    def unpinned(*sizes: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:  # noqa: ANN401
-        return zeros(*sizes, **options)
-
-    monkeypatch.setattr(cuda, "loaded_library", lambda: library)
-    monkeypatch.setattr(torch, "zeros", unpinned)
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: COMPUTE)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a fake")
-    monkeypatch.setattr(cuda, "MAX_TRIAL_BYTES", SMALL)
-    monkeypatch.setattr(cuda, "measure", measure_small)
-    yield library
-    LOG.clear()
 
 
 def pool() -> Tensors:
@@ -97,9 +29,9 @@ def pool() -> Tensors:
 
 
 def test_blocks_are_stored_copied_and_loaded_by_what_was_measured(
-    library: FakeLibrary, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tensors = pool()
+    library, tensors = fake_cuda(monkeypatch), pool()
     plan = tensors.plan
     engine = cuda.CudaEngine(tensors, calibrations=tmp_path)
     [file] = tmp_path.iterdir()
@@ -143,3 +75,30 @@ def test_blocks_are_stored_copied_and_loaded_by_what_was_measured(
     file.write_text("{}")
     cuda.CudaEngine(tensors, calibrations=tmp_path)
     assert len(library.calls) == trials, "what is not ours is measured again"
+
+
+def test_the_benchmark_verifies_and_prints_every_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures mean nothing here."""
+    fake_cuda(monkeypatch)
+    monkeypatch.setattr(gpu, "GEMM_SIZE", 16)
+    monkeypatch.setattr(gpu, "REPEATS", 1)
+    monkeypatch.setattr(gpu, "MODELS", ("copies_gpt_oss_20b_tp2",))
+    assert gpu.measure_all(torch.device("cpu"), tmp_path, moved=1 << 20) == 0
+    rows = [json.loads(line)["bench"] for line in capsys.readouterr().out.splitlines()]
+    sizes = "4m", "1m", "384k", "192k", "64k", "16k"
+    assert rows == [
+        *(f"gpu_{way}_{size}" for size in sizes for way in ("d2h", "h2d")),
+        "gpu_both_4m",
+        "gpu_gemm",
+        "gpu_layout_gpt_oss_20b_tp2",
+    ]
+
+
+def test_the_benchmark_says_what_is_missing_where_there_is_no_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main() == 2
+    assert capsys.readouterr().err == f"{gpu.NO_GPU}\n"

@@ -184,6 +184,15 @@ class _Trials:
                 here.index_copy_(0, ids, there)
 
 
+def device_name(runtime: CudaRuntime, device: torch.device) -> DeviceName:
+    """Return what a calibration of this device is true of."""
+    return DeviceName(
+        device=torch.cuda.get_device_name(device),
+        driver=_DRIVER.read_text()[:500] if _DRIVER.exists() else str(runtime.driver_version()),
+        cuda=str(runtime.version),
+    )
+
+
 def calibrate(
     runtime: CudaRuntime, device: torch.device, files: CalibrationFiles | None
 ) -> Calibration:
@@ -192,11 +201,7 @@ def calibrate(
     Measuring takes seconds and three times `MAX_TRIAL_BYTES` of memory, which it gives back.
     """
     mechanisms = dict.fromkeys(MOVES, (*runtime.copies, STAGED))
-    name = DeviceName(
-        device=torch.cuda.get_device_name(device),
-        driver=_DRIVER.read_text()[:500] if _DRIVER.exists() else str(runtime.driver_version()),
-        cuda=str(runtime.version),
-    )
+    name = device_name(runtime, device)
     known = None if files is None else files.read(name, mechanisms)
     if known is not None:
         return known
