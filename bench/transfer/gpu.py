@@ -105,7 +105,8 @@ class Pool:
         )
         self.engine: CudaEngine = CudaEngine(self.tensors, calibrations=calibrations)
         one = HostSlots.of(plan, 1 << 60)
-        num = (plan.num_blocks - 1) // 2 * len(plan.groups)
+        share = max(1, (plan.num_blocks - 1) // 2 // len(plan.groups))
+        num = share * len(plan.groups)
         slots = HostSlots.of(plan, num * one.slot_bytes)
         self.host: HostTier = HostTier(slots, pinning=self.engine.pinning)
         assert self.host.wait()
@@ -115,8 +116,6 @@ class Pool:
         rng = np.random.default_rng(11)
         slot_ids = rng.permutation(num).astype(np.uint64) + np.uint64(1)
         block_ids = rng.permutation(plan.num_blocks - 1).astype(np.uint64) + np.uint64(1)
-        half = (plan.num_blocks - 1) // 2
-        share = max(1, half // len(plan.groups))
         self.pairs = [
             (block_ids[group * share :][:share], slot_ids[group * share :][:share])
             for group in range(len(plan.groups))
