@@ -71,7 +71,7 @@ class Pinning(Protocol):
         """Pin a range. Any exception says that it is not pinned."""
 
     def unpin(self, address: int) -> None:
-        """Give a pinned range back."""
+        """Give a pinned range back, or raise RuntimeError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class HostTier:
         slots: How it is divided.
         num_ready_slots: Slots 1 to this one can be used. It only grows, until `close`.
         num_unpinned_slots: How many of them could not be pinned.
-        failure: Why the arena stayed smaller than planned; "" if it did not.
+        failure: Why the arena stayed smaller than planned, or was not unpinned; "" if all went well.
     """
 
     def __init__(
@@ -167,7 +167,10 @@ class HostTier:
         self.num_ready_slots = 0
         for piece in self._pieces:
             if piece.is_pinned and self._pinning is not None:
-                self._pinning.unpin(piece.address)
+                try:
+                    self._pinning.unpin(piece.address)
+                except RuntimeError as error:  # A device that is gone has nothing pinned any more.
+                    self.failure = str(error)
         self._pieces.clear()
 
     def check_integrity(self) -> None:

@@ -12,6 +12,7 @@ submits and polls does so from one thread; nothing here decides what moves.
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
@@ -152,10 +153,11 @@ class Worker:
 
     def close(self) -> None:
         """End tiers, copies and the host tier, in this order; nothing is answered any more."""
-        for tier in self._tiers.values():
-            tier.close()
-        self.mover.close()
-        self.mover.host.close()
+        with ExitStack() as stack:  # Last in, first out, and all of them if one raises.
+            stack.callback(self.mover.host.close)
+            stack.callback(self.mover.close)
+            for tier in self._tiers.values():
+                stack.callback(tier.close)
         self._moving.clear()
         self._at_tiers.clear()
         self._results.clear()

@@ -153,6 +153,19 @@ def test_a_close_ends_the_thread_before_all_pieces_are_made() -> None:
     assert threading.active_count() == before
 
 
+def test_a_device_that_is_gone_does_not_keep_the_arena() -> None:
+    class Gone(Pins):
+        def unpin(self, address: int) -> None:
+            super().unpin(address)
+            raise RuntimeError("driver shutting down")
+
+    pins = Gone()
+    host = made(slots_of(4), piece_bytes=8192, pinning=pins)
+    host.close()
+    assert pins.pinned == {}, "all four pieces were tried"
+    assert host.failure == "driver shutting down"
+
+
 def test_bytes_are_moved_where_the_native_core_is_not_built() -> None:
     program = f"""
 {blocked("kvbraid._native")}

@@ -9,7 +9,7 @@ from kvbraid.transfer.jobs import Item, JobResult, Kind
 from kvbraid.transfer.status import Status
 from kvbraid.transfer.worker import Worker
 
-from tests.unit.transfer.pools import Pool, contents, hybrid_plan, mover_of
+from tests.unit.transfer.pools import Pool, arena, contents, hybrid_plan, mover_of
 from tests.unit.transfer.workers import FakeRecords, LateEngine, item, job, key, rank
 
 OK, FULL, IO_ERROR, MISS = Status.OK, Status.FULL, Status.IO_ERROR, Status.MISS
@@ -208,6 +208,20 @@ def test_a_call_that_hangs_is_answered_before_it_is_over_and_once_more_after() -
         assert last.is_over
         assert one.worker.idle
         assert one.worker.failures == {"bad_item": 1, "timeout": 1}
+
+
+def test_a_tier_that_cannot_be_closed_keeps_nothing_else_open() -> None:
+    class Stuck(FakeRecords):
+        def close(self) -> None:
+            raise OSError("busy")
+
+    pool = Pool.of(hybrid_plan())
+    host, records = arena(pool.plan), FakeRecords()
+    worker = Worker(mover_of(pool, host), {"a": records, "b": Stuck(), "c": FakeRecords()})
+    with pytest.raises(OSError, match="busy"):
+        worker.close()
+    assert records.is_closed
+    assert host.num_ready_slots == 0
 
 
 def test_nothing_is_left_after_a_close() -> None:

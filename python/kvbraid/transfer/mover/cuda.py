@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import torch
 
-from kvbraid.extras import require_torch
 from kvbraid.layout.descriptors import Array, progressions
 from kvbraid.layout.plan import PlannedGroup
 from kvbraid.layout.tensors import Tensors
@@ -28,10 +28,6 @@ from kvbraid.transfer.mover.calibration import (
 from kvbraid.transfer.mover.cudart import CudaRuntime, DevicePinning, loaded_library
 from kvbraid.transfer.mover.device import CopyRuns, DeviceEngine, Staging, Streams, trial_copies
 from kvbraid.transfer.mover.moving import MOVES, Pending
-
-require_torch("kvbraid.transfer.mover.cuda", "torch")
-
-import torch  # noqa: E402 - the line before it names the extra if torch is missing.
 
 _WORD: Final = 8
 STAGING_BYTES: Final = 64 << 20
