@@ -98,7 +98,7 @@ class HostTier:
         slots: How it is divided.
         num_ready_slots: Slots 1 to this one can be used. It only grows, until `close`.
         num_unpinned_slots: How many of them could not be pinned.
-        failure: Why the arena stayed smaller than planned, or was not unpinned; "" if all went well.
+        failure: Why the arena stayed smaller than planned, or was not unpinned; "" if neither.
     """
 
     def __init__(

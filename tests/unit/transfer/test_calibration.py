@@ -17,7 +17,7 @@ from kvbraid.transfer.mover.calibration import (
     CalibrationFiles,
     Choice,
     DeviceName,
-    Runs,
+    RunSizes,
     Trial,
     measure,
 )
@@ -40,7 +40,7 @@ class Device:
     def clock(self) -> float:
         return self.now
 
-    def seconds(self, mechanism: str, runs: Runs) -> float:
+    def seconds(self, mechanism: str, runs: RunSizes) -> float:
         call, run, byte = self.costs[mechanism]
         return call + run * runs.num_runs + byte * runs.num_runs * runs.run_bytes
 
@@ -48,7 +48,7 @@ class Device:
         self.attempts.append(trial)
         if self.fails(trial):
             raise RuntimeError("no such call")
-        self.now += self.seconds(trial.mechanism, Runs(trial.run_bytes, trial.num_runs))
+        self.now += self.seconds(trial.mechanism, RunSizes(trial.run_bytes, trial.num_runs))
 
 
 def test_all_trials_are_repeated_and_the_first_time_does_not_count() -> None:
@@ -63,7 +63,7 @@ def test_all_trials_are_repeated_and_the_first_time_does_not_count() -> None:
     }
     assert len(device.attempts) == 4 * len(calibration.seconds)
     for trial, seconds in calibration.seconds.items():
-        expected = device.seconds(trial.mechanism, Runs(trial.run_bytes, trial.num_runs))
+        expected = device.seconds(trial.mechanism, RunSizes(trial.run_bytes, trial.num_runs))
         assert seconds == pytest.approx(expected, rel=1e-3)
 
 
@@ -77,7 +77,7 @@ def test_the_choice_at_a_measured_size_is_the_fastest(
 ) -> None:
     device = Device()
     calibration, _ = measure(device.attempt, MECHANISMS, device.clock)
-    runs, staged = Runs(*cell), None if left is None else Runs(*left)
+    runs, staged = RunSizes(*cell), None if left is None else RunSizes(*left)
     times = {Choice(name, False): device.seconds(name, runs) for name in DIRECT}
     if staged is not None:
         collected = device.seconds(STAGED, runs)
@@ -89,20 +89,20 @@ def test_the_choice_at_a_measured_size_is_the_fastest(
 def test_the_choice_follows_the_sizes() -> None:
     device = Device()
     calibration, _ = measure(device.attempt, MECHANISMS, device.clock)
-    slot = Runs(196_608, 256)
+    slot = RunSizes(196_608, 256)
     best = calibration.best
-    assert best(Kind.STORE, DIRECT, Runs(4 << 20, 1), None) == Choice("plain", False)
-    assert best(Kind.STORE, DIRECT, Runs(16_384, 3072), None) == Choice("batch", False)
-    assert best(Kind.STORE, DIRECT, Runs(16_384, 3072), slot) == Choice("batch", True)
+    assert best(Kind.STORE, DIRECT, RunSizes(4 << 20, 1), None) == Choice("plain", False)
+    assert best(Kind.STORE, DIRECT, RunSizes(16_384, 3072), None) == Choice("batch", False)
+    assert best(Kind.STORE, DIRECT, RunSizes(16_384, 3072), slot) == Choice("batch", True)
     assert best(Kind.STORE, DIRECT, slot, slot) == Choice("batch", False), "nothing is gained"
-    assert best(Kind.COPY, DIRECT, slot, Runs(0, 0)) == Choice("plain", True)
+    assert best(Kind.COPY, DIRECT, slot, RunSizes(0, 0)) == Choice("plain", True)
 
 
 @given(run_bytes=st.floats(1, 1 << 40), num_runs=st.integers(1, 1 << 30))
 def test_every_size_has_a_choice(run_bytes: float, num_runs: int) -> None:
     device = Device()
     calibration, _ = measure(device.attempt, {Kind.LOAD: DIRECT}, device.clock)
-    runs = Runs(run_bytes, num_runs)
+    runs = RunSizes(run_bytes, num_runs)
     assert calibration.best(Kind.LOAD, DIRECT, runs, runs).is_staged is False
     assert Calibration({}).best(Kind.LOAD, DIRECT, runs, runs) == Choice("plain", False)
 
@@ -112,7 +112,7 @@ def test_what_fails_is_counted_and_never_chosen() -> None:
     calibration, num_failed = measure(device.attempt, {Kind.LOAD: DIRECT}, device.clock)
     assert num_failed == len(CELLS)
     for cell in CELLS:
-        chosen = calibration.best(Kind.LOAD, DIRECT, Runs(*cell), None)
+        chosen = calibration.best(Kind.LOAD, DIRECT, RunSizes(*cell), None)
         assert chosen == Choice("plain", False)
 
 

@@ -52,7 +52,7 @@ class DeviceName(Fields, frozen=True):
     cuda: str
 
 
-class Runs(NamedTuple):
+class RunSizes(NamedTuple):
     """The size of a move: runs of about that many bytes."""
 
     run_bytes: float
@@ -96,7 +96,7 @@ class Calibration:
     seconds: Mapping[Trial, float]
 
     def best(
-        self, kind: Kind, mechanisms: Sequence[str], runs: Runs, staged: Runs | None
+        self, kind: Kind, mechanisms: Sequence[str], runs: RunSizes, staged: RunSizes | None
     ) -> Choice:
         """Return the fastest of these mechanisms for runs of this size.
 
@@ -111,10 +111,10 @@ class Calibration:
                 choices[Choice(each, True)] = collected + copied
         return min(choices, key=choices.__getitem__)
 
-    def _time(self, kind: Kind, mechanism: str, runs: Runs) -> float:
+    def _time(self, kind: Kind, mechanism: str, runs: RunSizes) -> float:
         """Return the time between those of the next shorter and longer runs; or infinity.
 
-        Runs shorter than the shortest take as long as that, and longer ones grow with their bytes.
+        RunSizes shorter than the shortest take as long as that, and longer ones grow with their bytes.
         """
         length = min(max(runs.run_bytes, _LENGTHS[0]), _LENGTHS[-1])
         low = max(each for each in _LENGTHS if each <= length)

@@ -26,7 +26,13 @@ from kvbraid.transfer.mover.calibration import (
     measure,
 )
 from kvbraid.transfer.mover.cudart import CudaRuntime, DevicePinning, loaded_library
-from kvbraid.transfer.mover.device import CopyRuns, DeviceEngine, Staging, Streams, trial_copies
+from kvbraid.transfer.mover.device import (
+    CopyRuns,
+    CopyStreams,
+    DeviceEngine,
+    Staging,
+    trial_copies,
+)
 from kvbraid.transfer.mover.moving import MOVES, Pending
 
 _WORD: Final = 8
@@ -56,7 +62,7 @@ class TorchStreams:
         """Return an event of a stream."""
         event = torch.cuda.Event()
         event.record(self._streams[kind])
-        return _Event(event)
+        return _Marked(event)
 
     def wait(self) -> None:
         """Wait for all streams."""
@@ -64,7 +70,7 @@ class TorchStreams:
             stream.synchronize()
 
 
-class _Event(NamedTuple):
+class _Marked(NamedTuple):
     event: "torch.cuda.Event"
 
     def is_over(self) -> bool:
@@ -223,7 +229,7 @@ class CudaEngine(DeviceEngine):
         runtime = CudaRuntime(loaded_library())
         self.pinning: Final = DevicePinning(runtime, device.index or 0)
         files = None if calibrations is None else CalibrationFiles(calibrations)
-        streams: Streams = TorchStreams(device)
+        streams: CopyStreams = TorchStreams(device)
         staging: Staging = TorchStaging(tensors)
         super().__init__(
             copies=runtime.copies,

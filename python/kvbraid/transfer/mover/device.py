@@ -18,13 +18,13 @@ import numpy as np
 
 from kvbraid.layout.descriptors import Array
 from kvbraid.transfer.jobs import Kind
-from kvbraid.transfer.mover.calibration import Calibration, Choice, Runs, Trial
+from kvbraid.transfer.mover.calibration import Calibration, Choice, RunSizes, Trial
 from kvbraid.transfer.mover.cudart import PLAIN
 from kvbraid.transfer.mover.moving import Done, Move, Pending
 from kvbraid.transfer.mover.runs import Copies, Regions, joined
 
 
-class Streams(Protocol):
+class CopyStreams(Protocol):
     """One stream for each kind of move, none of them the default one."""
 
     def begin(self, kind: Kind) -> int:
@@ -84,7 +84,7 @@ class DeviceEngine:
         self,
         *,
         copies: Mapping[str, CopyRuns],
-        streams: Streams,
+        streams: CopyStreams,
         calibration: Calibration,
         used_bytes: tuple[int, ...],
         pinning: PinningState,
@@ -124,19 +124,19 @@ class DeviceEngine:
         mechanisms = tuple(self._copies)
         if self._pinning.has_failed and move.kind is not Kind.COPY:
             mechanisms = (PLAIN,)
-        runs = Runs(move.copies.num_bytes / len(move.copies), len(move.copies))
+        runs = RunSizes(move.copies.num_bytes / len(move.copies), len(move.copies))
         return self._calibration.best(move.kind, mechanisms, runs, self._size_staged(move))
 
-    def _size_staged(self, move: Move) -> Runs | None:
+    def _size_staged(self, move: Move) -> RunSizes | None:
         """Return what would cross the bus if runs were collected, None if they cannot be."""
         used_bytes, staging = self._used_bytes[move.group], self._staging
         if staging is None or staging.size_bytes < used_bytes or not staging.takes(move.group):
             return None
         if move.kind is Kind.COPY:
-            return Runs(0, 0)
+            return RunSizes(0, 0)
         slots = np.sort(move.slots)
         num = 1 + int(np.count_nonzero(slots[1:] != slots[:-1] + np.uint64(used_bytes)))
-        return Runs(used_bytes * len(slots) / num, num)
+        return RunSizes(used_bytes * len(slots) / num, num)
 
     def _copy_staged(self, move: Move, mechanism: str, stream: int) -> None:
         """Fill the staging memory again and again: the stream keeps what follows in order."""
