@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
 from kvbraid.layout import Layout, MemoryPlan
 from kvbraid.transfer.jobs import Kind
-from kvbraid.transfer.mover import CopyEngine, HostMemoryEngine
+from kvbraid.transfer.mover import MOVES, CopyEngine, HostMemoryEngine
 from kvbraid.transfer.mover.calibration import CELLS, STAGED, Calibration, Trial
 from kvbraid.transfer.mover.cudart import BATCH, PLAIN, CudaRuntime, DevicePinning
 from kvbraid.transfer.mover.device import DeviceEngine
@@ -100,7 +100,7 @@ def device_engine(pool: Pool, version: int, fastest: str) -> DeviceEngine:
         calibration=Calibration(seconds),
         used_bytes=used,
         pinning=DevicePinning(runtime, 0),
-        staging=FakeStaging(pool, 2 * max(used)),
+        staging={kind: FakeStaging(pool, 2 * max(used)) for kind in MOVES},
     )
 
 

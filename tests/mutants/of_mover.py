@@ -22,7 +22,7 @@ OF_MOVER: Final = (
     Mutant(
         "joined-across-pieces",
         "mover: one copy crosses from a piece of pinned memory into the next",
-        (Edit(RUNS, "(is_apart, found[1:] != found[:-1])", "(is_apart, is_apart)"),),
+        (Edit(RUNS, "(is_elsewhere, found[1:] != found[:-1])", "(is_elsewhere, False)"),),
         (f"{UNIT}/test_runs.py::test_no_row_crosses_from_one_region_into_the_next",),
     ),
     Mutant(

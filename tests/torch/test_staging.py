@@ -19,7 +19,7 @@ from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads
 from kvbraid.spec import SpecKind
 from kvbraid.transfer.jobs import Kind
-from kvbraid.transfer.mover import Mover
+from kvbraid.transfer.mover import MOVES, Mover
 from kvbraid.transfer.mover.calibration import CELLS, STAGED, Calibration, Trial
 from kvbraid.transfer.mover.cuda import TorchStaging
 from kvbraid.transfer.mover.cudart import BATCH, PLAIN, CudaRuntime, DevicePinning
@@ -61,7 +61,7 @@ def engine_of(tensors: Tensors) -> DeviceEngine:
         ),
         used_bytes=used,
         pinning=DevicePinning(runtime, 0),
-        staging=TorchStaging(tensors, -(-2 * max(used) // 8) * 8),
+        staging={kind: TorchStaging(tensors, -(-2 * max(used) // 8) * 8) for kind in MOVES},
     )
 
 

@@ -114,7 +114,7 @@ class Calibration:
     def _time(self, kind: Kind, mechanism: str, runs: RunSizes) -> float:
         """Return the time between those of the next shorter and longer runs; or infinity.
 
-        RunSizes shorter than the shortest take as long as that, and longer ones grow with their bytes.
+        Runs shorter than the shortest take as long as that, and longer ones grow with their bytes.
         """
         length = min(max(runs.run_bytes, _LENGTHS[0]), _LENGTHS[-1])
         low = max(each for each in _LENGTHS if each <= length)

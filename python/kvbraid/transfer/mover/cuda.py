@@ -36,7 +36,9 @@ from kvbraid.transfer.mover.device import (
 from kvbraid.transfer.mover.moving import MOVES, Pending
 
 _WORD: Final = 8
-STAGING_BYTES: Final = 64 << 20
+STAGING_BYTES: Final = 32 << 20
+"""Memory of the device for each kind of move."""
+
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
@@ -230,7 +232,7 @@ class CudaEngine(DeviceEngine):
         self.pinning: Final = DevicePinning(runtime, device.index or 0)
         files = None if calibrations is None else CalibrationFiles(calibrations)
         streams: CopyStreams = TorchStreams(device)
-        staging: Staging = TorchStaging(tensors)
+        staging: dict[Kind, Staging] = {kind: TorchStaging(tensors) for kind in MOVES}
         super().__init__(
             copies=runtime.copies,
             streams=streams,

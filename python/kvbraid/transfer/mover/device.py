@@ -12,6 +12,7 @@ imports no torch: streams and staging are protocols, and tests bring their own.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
@@ -74,7 +75,8 @@ CopyRuns = Callable[[Copies, Kind, int], None]
 class DeviceEngine:
     """Carries out moves on a device, each by the mechanism that the calibration names.
 
-    Moves are started by the thread that computes, while its stream is the current one.
+    Moves are started by the thread that computes, while its stream is the current one. Each kind
+    has staging memory of its own, or none: nothing orders its stream with those of the others.
 
     Attributes:
         counts: Moves, by kind and choice.
@@ -88,7 +90,7 @@ class DeviceEngine:
         calibration: Calibration,
         used_bytes: tuple[int, ...],
         pinning: PinningState,
-        staging: Staging | None = None,
+        staging: Mapping[Kind, Staging] = MappingProxyType({}),
     ) -> None:
         self.counts: Final[Counter[tuple[Kind, Choice]]] = Counter()
         self._copies: Final = dict(copies)
@@ -97,7 +99,7 @@ class DeviceEngine:
         self._used_bytes: Final = used_bytes
         self._pinning: Final = pinning
         self._staging: Final = staging
-        self._staged = Regions([(staging.address, staging.size_bytes)] if staging else [])
+        self._staged = Regions((each.address, each.size_bytes) for each in staging.values())
 
     def start(self, move: Move) -> Pending:
         """Begin to copy; if that raises, wait until nothing is copied any more."""
@@ -129,19 +131,19 @@ class DeviceEngine:
 
     def _size_staged(self, move: Move) -> RunSizes | None:
         """Return what would cross the bus if runs were collected, None if they cannot be."""
-        used_bytes, staging = self._used_bytes[move.group], self._staging
+        used_bytes, staging = self._used_bytes[move.group], self._staging.get(move.kind)
         if staging is None or staging.size_bytes < used_bytes or not staging.takes(move.group):
             return None
         if move.kind is Kind.COPY:
             return RunSizes(0, 0)
-        slots = np.sort(move.slots)
-        num = 1 + int(np.count_nonzero(slots[1:] != slots[:-1] + np.uint64(used_bytes)))
+        slots, arena = np.sort(move.slots), move.read if move.kind is Kind.LOAD else move.written
+        lengths = np.full(len(slots), np.uint64(used_bytes))
+        num = 1 + int(np.count_nonzero(arena.are_apart(slots, lengths)))
         return RunSizes(used_bytes * len(slots) / num, num)
 
     def _copy_staged(self, move: Move, mechanism: str, stream: int) -> None:
         """Fill the staging memory again and again: the stream keeps what follows in order."""
-        staging = self._staging
-        assert staging is not None  # It was chosen.
+        staging = self._staging[move.kind]
         num = staging.size_bytes // self._used_bytes[move.group]
         # By slots, so that those side by side are copied together.
         order = np.argsort(move.slots) if len(move.slots) else np.arange(len(move.blocks))
@@ -153,17 +155,15 @@ class DeviceEngine:
                 if move.kind is Kind.COPY:
                     staging.spread(move.group, move.others[mine])
                 else:
-                    copies = self._between(move, move.slots[mine])
+                    copies = self._between(move, move.slots[mine], staging.address)
                     self._copies[mechanism](copies, move.kind, stream)
                 if move.kind is Kind.LOAD:
                     staging.spread(move.group, move.blocks[mine])
 
-    def _between(self, move: Move, slots: Array) -> Copies:
-        """Return the copies between the staging memory and these slots."""
-        staging = self._staging
-        assert staging is not None
+    def _between(self, move: Move, slots: Array, address: int) -> Copies:
+        """Return the copies between the start of staging memory and these slots."""
         used_bytes = np.uint64(self._used_bytes[move.group])
-        staged = np.uint64(staging.address) + np.arange(len(slots), dtype=np.uint64) * used_bytes
+        staged = np.uint64(address) + np.arange(len(slots), dtype=np.uint64) * used_bytes
         lengths = np.full(len(slots), used_bytes)
         if move.kind is Kind.LOAD:
             return joined(Copies(slots, staged, lengths), move.read, self._staged)

@@ -71,6 +71,17 @@ class Regions:
             raise InvalidValueError(msg)
         return found
 
+    def are_apart(self, addresses: Array, lengths: Array) -> NDArray[np.bool_]:
+        """Return whether each run but the first does not continue the one before it.
+
+        Raises:
+            InvalidValueError: As `find` does.
+        """
+        found = self.find(addresses, lengths)
+        is_elsewhere = addresses[1:] != addresses[:-1] + lengths[:-1]
+        apart: NDArray[np.bool_] = np.logical_or(is_elsewhere, found[1:] != found[:-1])
+        return apart
+
     def offsets(self, addresses: Array, region: int) -> Array:
         """Return how far addresses are from the start of a region."""
         offsets: Array = addresses - self._starts[region]
@@ -86,20 +97,11 @@ def joined(copies: Copies, sources: Regions, targets: Regions) -> Copies:
     if not len(copies):
         return copies
     is_first = np.ones(len(copies), bool)
-    is_first[1:] = _begins(copies.sources, copies.lengths, sources) | _begins(
-        copies.targets, copies.lengths, targets
-    )
+    is_first[1:] = sources.are_apart(copies.sources, copies.lengths)
+    is_first[1:] |= targets.are_apart(copies.targets, copies.lengths)
     first = np.flatnonzero(is_first)
     if len(first) == len(copies):
         return copies
     return Copies(
         copies.sources[first], copies.targets[first], np.add.reduceat(copies.lengths, first)
     )
-
-
-def _begins(addresses: Array, lengths: Array, regions: Regions) -> NDArray[np.bool_]:
-    """Return whether each row but the first is apart from the one before it."""
-    found = regions.find(addresses, lengths)
-    is_apart = addresses[1:] != addresses[:-1] + lengths[:-1]
-    begins: NDArray[np.bool_] = np.logical_or(is_apart, found[1:] != found[:-1])
-    return begins
