@@ -36,6 +36,8 @@ from bench.harness.measure import Row, Sample, Side, Target, repeated_cpu_us
 from bench.transfer.native_copy import COMPILER, Addresses, native_loop
 
 MOVED_BYTES: Final = 128 << 20
+SAMPLE_SECONDS: Final = 0.02
+"""About one call: sides take turns often, as who else uses the memory changes all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def side(blocks: Blocks, make: Callable[[Setting], Callable[[], None]]) -> Side:
 
     @contextlib.contextmanager
     def entered() -> Iterator[Sample]:
-        sample = repeated_cpu_us(make(setting_of(blocks)))
+        sample = repeated_cpu_us(make(setting_of(blocks)), seconds=SAMPLE_SECONDS)
         yield lambda: sample() / 1_000
 
     return entered
@@ -178,7 +180,7 @@ def row(name: str, blocks: Blocks, ratio: float) -> Row:
         ours=side(blocks, ours),
         rival=side(blocks, native),
         target=Target(ratio=ratio),
-        samples=9,
+        samples=41,
         check=lambda: check(blocks),
         lacks="" if COMPILER else "no C compiler is called cc: install one",
         beside={
