@@ -6,8 +6,8 @@ hit, not an answer. Calls may wait: they are made on threads of `kvbraid.transfe
 engine's, and several at a time.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
 
 from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.status import Status
@@ -31,7 +31,7 @@ class Tier(Protocol):
         """
 
     def keys(self) -> Iterable[BlockKey]:
-        """Return the keys of the records that are there, least recently used first."""
+        """Return the keys of the records that are there, in any order."""
 
     def store(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
         """Keep a record: it is there whole, or not at all. One with this key may be there already.
@@ -50,3 +50,26 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Give everything back; no other call follows."""
+
+
+class TierChanges(NamedTuple):
+    """Records that came and went without a call of `store` or `drop` that was answered."""
+
+    added: tuple[BlockKey, ...]
+    removed: tuple[BlockKey, ...]
+
+    @classmethod
+    def of(cls, is_there: Mapping[BlockKey, bool]) -> Self:
+        """Return the changes of keys, each with whether its record is there now."""
+        return cls(
+            tuple(key for key, is_added in is_there.items() if is_added),
+            tuple(key for key, is_added in is_there.items() if not is_added),
+        )
+
+
+@runtime_checkable
+class SharedTier(Tier, Protocol):
+    """A tier that evicts, or that others write too."""
+
+    def refresh(self) -> TierChanges:
+        """Return what has changed since `open` or the last call; called every few seconds."""

@@ -1,0 +1,85 @@
+"""The names of folders and files, which hold all that a start has to know of a record.
+
+Invariant: `parse_record(record_name(key, n)) == (key, n)`, and a name that is not written so is
+nobody's. A name has digits and dashes only, so that no path leads out of its folder.
+"""
+
+import re
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+from kvbraid.errors import InvalidValueError, shortened
+from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.records import MAX_HASH_BYTES, PAGE_BYTES
+
+LOCK: Final = "evictor.lock"
+_NAMESPACE: Final = re.compile(r"[0-9a-f]{32}")
+_SHARD: Final = re.compile(r"[0-9a-f]{2}")
+_RECORD: Final = re.compile(r"((?:[0-9a-f]{2}){1,64})-(0|[1-9][0-9]{0,9})-([1-9][0-9]{0,12})")
+_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_MAX_GROUP: Final = (1 << 32) - 1
+_MAX_BYTES: Final = 10**13 - 1
+
+
+class RecordName(NamedTuple):
+    """What the name of a record says."""
+
+    key: BlockKey
+    payload_bytes: int
+
+    @property
+    def file_bytes(self) -> int:
+        """The length of the file."""
+        return PAGE_BYTES + self.payload_bytes
+
+
+def is_namespace(name: str) -> bool:
+    """Whether a folder has a namespace's records."""
+    return _NAMESPACE.fullmatch(name) is not None
+
+
+def is_shard(name: str) -> bool:
+    """Whether a folder has a namespace's records of some hashes."""
+    return _SHARD.fullmatch(name) is not None
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file is one that is being written."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def new_temporary() -> str:
+    """Return a name that no other file has."""
+    return f".{token_hex(8)}.tmp"
+
+
+def shard_of(key: BlockKey) -> str:
+    """Return the folder of a key, below that of its namespace."""
+    return key.block_hash[:1].hex()
+
+
+def record_name(key: BlockKey, payload_bytes: int) -> str:
+    """Return the name of a record.
+
+    Raises:
+        InvalidValueError: The key or the length is none of a record.
+    """
+    block_hash, group = key
+    is_key = 1 <= len(block_hash) <= MAX_HASH_BYTES and 0 <= group <= _MAX_GROUP
+    if not is_key or not 1 <= payload_bytes <= _MAX_BYTES:
+        msg = (
+            f"a record of {payload_bytes} bytes has the key {shortened(key)}; expected a hash of "
+            f"1 to {MAX_HASH_BYTES} bytes, and a payload of at most {_MAX_BYTES}"
+        )
+        raise InvalidValueError(msg)
+    return f"{block_hash.hex()}-{group}-{payload_bytes}"
+
+
+def parse_record(name: str) -> RecordName | None:
+    """Return what the name of a record says, or None if it is none."""
+    found = _RECORD.fullmatch(name)
+    if found is None:
+        return None
+    digits, group, payload_bytes = found.groups()
+    key = BlockKey(bytes.fromhex(digits), int(group))
+    return RecordName(key, int(payload_bytes)) if key.group <= _MAX_GROUP else None
