@@ -263,14 +263,14 @@ class RecordStore:
         self._tier.drop(key)
         return Status.OK
 
-    def _attempt(self, kind: Kind, call: Callable[..., Status], *arguments: object) -> Status:
+    def _attempt(self, kind: Kind, call: Callable[..., object], *arguments: object) -> Status:
         """Call the tier; an exception, or what is no answer of such a call, is `IO_ERROR`."""
         try:
             answer = call(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever a tier does, its thread lives on.
             problem = f"{kind}: {type(error).__name__}: {error}"
         else:
-            if answer in _ANSWERS[kind]:
+            if isinstance(answer, Status) and answer in _ANSWERS[kind]:
                 return answer
             problem = f"{kind}: answered {answer!r}"
         with self._lock:
