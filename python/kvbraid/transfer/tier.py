@@ -49,7 +49,7 @@ class Tier(Protocol):
         """Make sure that a record is never loaded again; it need not be there."""
 
     def close(self) -> None:
-        """Give everything back; no other call follows."""
+        """Give everything back; no other call follows but this one again."""
 
 
 class TierChanges(NamedTuple):

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -106,7 +106,8 @@ class DiskTier:
         self._changes: Final[dict[BlockKey, bool]] = {}
         self._last_scanned = Place("", "")
         self._is_listed = False
-        self._evictor: int | None = None
+        self._evicts = False
+        self._descriptors: Final = ExitStack()
         self._evicted = 0
         self._orphans = 0
 
@@ -119,19 +120,11 @@ class DiskTier:
         """
         self._digest = namespace.digest
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._root = open_folder(str(self.directory))
-            if os.fstat(self._root).st_mode & S_IWOTH:
-                msg = f"{self.directory} may be written by anybody; chmod o-w it"
-                raise InvalidValueError(msg)
-            self._parent = open_folder(self._digest, self._root)
-            self._is_direct = can_be_direct(self._parent)
-            self._try_to_lock()
-            self._scan_all()
+            self._open()
         except OSError as error:
+            self.close()
             msg = f"{self.directory} cannot be a tier: {error.strerror}; name a folder of your own"
             raise InvalidValueError(msg) from error
-        self._is_listed = True
 
     def keys(self) -> Iterator[BlockKey]:
         """Return the keys of this namespace's records that are known, in no order."""
@@ -196,10 +189,8 @@ class DiskTier:
 
     def close(self) -> None:
         """Let another process evict, and give the directory back."""
-        for descriptor in (self._evictor, self._parent, self._root):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._evictor = None
+        self._descriptors.close()
+        self._evicts = False
 
     def counts(self) -> DiskCounts:
         """Return what the directory has and what was done."""
@@ -214,8 +205,22 @@ class DiskTier:
                 orphans=self._orphans,
                 ignored=sum(known.num_ignored for known in self._folders.values()),
                 is_direct=self._is_direct,
-                evicts=self._evictor is not None,
+                evicts=self._evicts,
             )
+
+    def _open(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._root = open_folder(str(self.directory))
+        self._descriptors.callback(os.close, self._root)
+        if os.fstat(self._root).st_mode & S_IWOTH:
+            self.close()
+            raise InvalidValueError(f"{self.directory} may be written by anybody; chmod o-w it")
+        self._parent = open_folder(self._digest, self._root)
+        self._descriptors.callback(os.close, self._parent)
+        self._is_direct = can_be_direct(self._parent)
+        self._try_to_lock()
+        self._scan_all()
+        self._is_listed = True
 
     # Room.
 
@@ -232,7 +237,7 @@ class DiskTier:
 
     def _evict_if_above(self, total: int, *, is_urgent: bool) -> None:
         """Evict if it is this process that does; only what is urgent waits for another thread."""
-        if self._evictor is None or total <= _HIGH * self._max_bytes:
+        if not self._evicts or total <= _HIGH * self._max_bytes:
             return
         if self._evicting.acquire(blocking=is_urgent):
             try:
@@ -264,7 +269,7 @@ class DiskTier:
 
     def _try_to_lock(self) -> None:
         """Become the process that evicts, unless there is one."""
-        if self._evictor is not None:
+        if self._evicts:
             return
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(LOCK, flags, 0o600, dir_fd=self._root)
@@ -275,7 +280,8 @@ class DiskTier:
             return
         except OSError:
             pass  # The file system has no locks: nobody can know who else evicts.
-        self._evictor = descriptor
+        self._descriptors.callback(os.close, descriptor)
+        self._evicts = True
 
     # What is known.
 
