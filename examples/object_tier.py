@@ -1,4 +1,4 @@
-"""Blocks in an object store (S3, GCS, Azure, or memory as here): a tier of our own over obstore."""
+"""Blocks in an object store (S3, GCS, Azure, or memory as here): a tier of one's own."""
 
 from collections.abc import Iterator
 

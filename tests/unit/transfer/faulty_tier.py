@@ -125,4 +125,3 @@ def run(store: RecordStore, asked: Job, *payloads: memoryview) -> tuple[Status, 
     assert result.number == asked.number
     assert result.is_over
     return result.statuses
-

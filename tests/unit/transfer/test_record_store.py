@@ -124,9 +124,7 @@ def test_a_record_in_the_place_of_another_one_is_not_served(opened: Opens) -> No
 def test_a_record_of_another_namespace_is_foreign_and_stays(opened: Opens) -> None:
     tier, others = FaultyTier(), MemoryTier()
     store = opened(tier)
-    other = RecordStore(
-        "disk", others, namespace=replace(NAMESPACE, rank=1), used_bytes=USED
-    )
+    other = RecordStore("disk", others, namespace=replace(NAMESPACE, rank=1), used_bytes=USED)
     run(other, job(1, Kind.WRITE, key(1)), block(1))
     assert other.close()
     tier.records |= others.records

@@ -9,6 +9,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvbraid.transfer.disk.names import new_temporary
@@ -22,7 +23,7 @@ GONE: Final = (FileNotFoundError, NotADirectoryError)
 _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Not blocking: the open of a pipe, which somebody gave a record's name, would wait."""
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -43,6 +44,16 @@ def folder(names: Sequence[str], parent: int) -> Iterator[int]:
         finally:
             os.close(descriptor)
         descriptor = inner
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def existing_folder(path: Path) -> Iterator[int]:
+    """Open a directory that a user names for the time of a `with`; it may be a link."""
+    descriptor = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
     try:
         yield descriptor
     finally:
@@ -87,7 +98,7 @@ def read_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: b
     Raises:
         OSError: It could not be read.
     """
-    flags = _READ | (os.O_DIRECT if direct else 0)
+    flags = READ | (os.O_DIRECT if direct else 0)
     descriptor = os.open(name, flags, dir_fd=place)
     try:
         num_bytes = _read_all(descriptor, buffers)
@@ -98,15 +109,14 @@ def read_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: b
         os.close(descriptor)
 
 
-def remove_orphan(place: int, name: str) -> bool:
-    """Remove a file that is being written if its writer is no more; return whether it was."""
+def has_no_writer(place: int, name: str) -> bool:
+    """Whether the writer of a file that was being written is no more."""
     try:
-        descriptor = os.open(name, _READ, dir_fd=place)
+        descriptor = os.open(name, READ, dir_fd=place)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(name, dir_fd=place)
     except OSError:
         return False
     finally:

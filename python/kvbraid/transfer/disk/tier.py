@@ -24,9 +24,9 @@ from kvbraid.transfer.disk.files import (
     GONE,
     can_be_direct,
     folder,
+    has_no_writer,
     open_folder,
     read_record,
-    remove_orphan,
     write_record,
 )
 from kvbraid.transfer.disk.folders import (
@@ -318,7 +318,11 @@ class DiskTier:
         with suppress(*GONE), folder(place, self._root) as descriptor:
             is_own = self._is_own(place)
             found = scan(descriptor, place.shard, changed_ns, with_names=is_own)
-            self._orphans += sum(remove_orphan(descriptor, name) for name in found.temporaries)
+            for name in found.temporaries:
+                if has_no_writer(descriptor, name):
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=descriptor)
+                        self._orphans += 1
         with self._lock:
             self._learn(place, found.folder, version)
         return found.folder.num_records
