@@ -10,13 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvbraid.transfer.disk.names import new_temporary
 from kvbraid.transfer.records import PAGE_BYTES, pages
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 GONE: Final = (FileNotFoundError, NotADirectoryError)
 """What opening a folder raises that is not there any more, or is a link."""
@@ -69,7 +66,7 @@ def open_folder(name: str, parent: int | None = None) -> int:
     return os.open(name, flags, dir_fd=parent)
 
 
-def write_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: bool) -> None:
+def write_record(place: int, name: str, buffers: Sequence[memoryview], *, direct: bool) -> None:
     """Write a file of a folder: it is there whole, or not at all.
 
     Raises:
@@ -92,7 +89,7 @@ def write_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: 
         os.close(descriptor)
 
 
-def read_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: bool) -> int:
+def read_record(place: int, name: str, buffers: Sequence[memoryview], *, direct: bool) -> int:
     """Fill buffers from a file of a folder, and note that it was used; return its bytes read.
 
     Raises:
@@ -144,7 +141,7 @@ def can_be_direct(place: int) -> bool:
         os.unlink(name, dir_fd=place)
 
 
-def _write_all(descriptor: int, buffers: "Sequence[Buffer]") -> None:
+def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
     done = 0
     rest = buffers
     while rest:
@@ -155,7 +152,7 @@ def _write_all(descriptor: int, buffers: "Sequence[Buffer]") -> None:
         rest = _after(buffers, done)
 
 
-def _read_all(descriptor: int, buffers: "Sequence[Buffer]") -> int:
+def _read_all(descriptor: int, buffers: Sequence[memoryview]) -> int:
     done = 0
     rest = buffers
     while rest:
@@ -168,9 +165,9 @@ def _read_all(descriptor: int, buffers: "Sequence[Buffer]") -> int:
 
 
 def _direct_if_possible(
-    call: Callable[[int, "Sequence[Buffer]", int], int],
+    call: Callable[[int, Sequence[memoryview], int], int],
     descriptor: int,
-    buffers: "Sequence[Buffer]",
+    buffers: Sequence[memoryview],
     offset: int,
 ) -> int:
     """Make a call again through the page cache if it is refused around it."""
@@ -184,11 +181,11 @@ def _direct_if_possible(
         return call(descriptor, buffers, offset)
 
 
-def _after(buffers: "Sequence[Buffer]", done: int) -> "list[Buffer]":
+def _after(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
     """Return what is left of buffers after their first bytes."""
-    rest: list[Buffer] = []
+    rest: list[memoryview] = []
     for buffer in buffers:
-        view = memoryview(buffer).cast("B")
+        view = buffer.cast("B")
         if done < view.nbytes:
             rest.append(view[done:])
         done = max(0, done - view.nbytes)

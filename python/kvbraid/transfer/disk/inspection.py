@@ -16,7 +16,7 @@ from typing import Final
 from kvbraid.errors import InvalidValueError
 from kvbraid.extras import require_transfer
 from kvbraid.transfer.disk.files import GONE, READ, existing_folder, folder, has_no_writer
-from kvbraid.transfer.disk.folders import Place, places
+from kvbraid.transfer.disk.folders import FolderPath, places
 from kvbraid.transfer.disk.names import RecordName, is_temporary, parse_record
 from kvbraid.transfer.records import PAGE_BYTES, Header, padded, pages, read_header
 from kvbraid.transfer.status import Status
@@ -89,7 +89,7 @@ def inspect_tier(
 
 
 def _inspect_folder(
-    descriptor: int, place: Place, found: TierContents, *, verify: bool, remove: bool
+    descriptor: int, place: FolderPath, found: TierContents, *, verify: bool, remove: bool
 ) -> None:
     for name in os.listdir(descriptor):
         record = parse_record(name) if name.startswith(place.shard) else None
@@ -116,7 +116,7 @@ def _count(found: TierContents, record: RecordName, status: Status) -> bool:
 
 
 def _status_of(
-    descriptor: int, place: Place, name: str, record: RecordName, *, verify: bool
+    descriptor: int, place: FolderPath, name: str, record: RecordName, *, verify: bool
 ) -> Status:
     status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
     if not S_ISREG(status.st_mode) or status.st_size != record.file_bytes:
