@@ -537,7 +537,7 @@ def test_a_number_is_of_one_job_at_a_time(opened: Opens) -> None:
 )
 def test_options_out_of_their_range_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        StoreOptions(**options)  # type: ignore[arg-type]
+        StoreOptions(**options)
 
 
 def test_a_tier_that_cannot_be_opened_leaves_no_thread() -> None:
