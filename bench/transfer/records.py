@@ -54,9 +54,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.tier = DiskTier(path, max_bytes=1 << 40)
-        self.store = RecordStore(
-            "disk", self.tier, namespace=NAMESPACE, used_bytes=[RECORD_BYTES]
-        )
+        self.store = RecordStore("disk", self.tier, namespace=NAMESPACE, used_bytes=[RECORD_BYTES])
         self._number = 0
 
     def run(self, kind: Kind, names: list[BlockKey], buffers: list[memoryview]) -> None:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
 from kvbraid.transfer.disk import DiskTier
 from kvbraid.transfer.disk.names import (
+    file_bytes_of,
     is_namespace,
     is_shard,
     is_temporary,
+    key_of,
     new_temporary,
     parse_record,
     record_name,
@@ -80,13 +82,15 @@ def used(directory: Directory, number: int, seconds: int) -> None:
 
 @given(
     block_hash=st.binary(min_size=1, max_size=64),
-    group=st.integers(0, 2**32 - 1),
+    group=st.integers(0, 10**9 - 1),
     num_bytes=st.integers(1, 10**13 - 1),
 )
 def test_a_name_says_the_key_and_the_length(block_hash: bytes, group: int, num_bytes: int) -> None:
     which = BlockKey(block_hash, group)
     name = record_name(which, num_bytes)
     assert parse_record(name) == (which, num_bytes)
+    assert key_of(name) == which
+    assert file_bytes_of([name, name[1:], "notes"], shard_of(which))[name] == 4_096 + num_bytes
     assert is_shard(shard_of(which))
     assert name.startswith(shard_of(which))
 
@@ -98,6 +102,8 @@ def test_a_name_says_the_key_and_the_length(block_hash: bytes, group: int, num_b
 def test_a_name_that_is_not_written_so_is_nobodys(name: str) -> None:
     found = parse_record(name)
     assert found is None or record_name(*found) == name
+    if "/" not in name:  # As every name in a folder.
+        assert [*file_bytes_of(["x", name, "y"], name[:2])] == [name] * (found is not None)
     assert not (is_temporary(name) or is_namespace(name)) or "/" not in name
 
 
@@ -107,7 +113,7 @@ def test_a_name_that_is_not_written_so_is_nobodys(name: str) -> None:
         (BlockKey(b"", 0), 1),
         (BlockKey(bytes(65), 0), 1),
         (BlockKey(b"a", -1), 1),
-        (BlockKey(b"a", 2**32), 1),
+        (BlockKey(b"a", 10**9), 1),
         (BlockKey(b"a", 0), 0),
     ],
 )
