@@ -43,8 +43,7 @@ class ObjectTier:
     def drop(self, key: BlockKey) -> None:
         obstore.delete(self.objects, self.path(key))
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def path(self, key: BlockKey) -> str:
         return self.prefix + key.to_bytes().hex()
