@@ -17,7 +17,7 @@ LOCK: Final = "evictor.lock"
 _NAMESPACE: Final = re.compile(r"[0-9a-f]{32}")
 _SHARD: Final = re.compile(r"[0-9a-f]{2}")
 _RECORD: Final = re.compile(
-    r"(?<![^/])((?:[0-9a-f][0-9a-f]){1,64}-(?:0|[1-9][0-9]{0,8})-([1-9][0-9]{0,12}))(?![^/])"
+    r"(?<![^/])([0-9a-f]{2,128}-(?:0|[1-9][0-9]{0,8})-([1-9][0-9]{0,12}))(?![^/])"
 )
 """A record among names with slashes between them: the whole name, and the payload's bytes."""
 _TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
@@ -81,16 +81,14 @@ def record_name(key: BlockKey, payload_bytes: int) -> str:
 
 def parse_record(name: str) -> RecordName | None:
     """Return what the name of a record says, or None if it is none."""
-    if _RECORD.fullmatch(name) is None:
-        return None
-    digits, group, payload_bytes = name.split("-")
-    return RecordName(BlockKey(bytes.fromhex(digits), int(group)), int(payload_bytes))
+    file_bytes = file_bytes_of([name], name[:2]).get(name)
+    return None if file_bytes is None else RecordName(key_of(name), file_bytes - PAGE_BYTES)
 
 
 def key_of(name: str) -> BlockKey:
     """Return the key of a name that is known to be a record's."""
     digits, group, _ = name.split("-")
-    return BlockKey(bytes.fromhex(digits), int(group))
+    return BlockKey._make((bytes.fromhex(digits), int(group)))
 
 
 def file_bytes_of(names: Iterable[str], shard: str) -> dict[str, int]:
@@ -101,5 +99,5 @@ def file_bytes_of(names: Iterable[str], shard: str) -> dict[str, int]:
     return {
         name: PAGE_BYTES + int(payload_bytes)
         for name, payload_bytes in _RECORD.findall("/".join(names))
-        if name.startswith(shard)
+        if name.startswith(shard) and name.index("-") % 2 == 0
     }
