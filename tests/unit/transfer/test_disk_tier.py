@@ -307,6 +307,7 @@ def test_a_folder_that_vanishes_takes_its_records_along(directory: Directory) ->
     assert tier.refresh().removed == (key(1),)
     assert tier.counts().total_bytes == 0
     assert store(tier, 1) == [Status.OK], "its folder is made again"
+    assert load(tier, 1) is Status.OK
 
 
 def test_a_look_reads_few_names_and_the_next_goes_on_where_it_ended(

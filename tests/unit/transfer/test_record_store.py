@@ -147,7 +147,7 @@ def test_what_is_no_answer_of_a_load_is_an_error(opened: Opens, answer: Status) 
     tier.before["load"] = lambda _: answer
     store = opened(tier)
     assert run(store, job(1, Kind.PROMOTE, key(1)), empty()) == (Status.IO_ERROR,)
-    assert "promote: answered" in store.counts().last_error
+    assert "load: the answer" in store.counts().last_error
 
 
 def test_an_exception_is_an_io_error_and_its_text_is_kept_on_one_line(opened: Opens) -> None:

@@ -302,6 +302,11 @@ class DiskTier:
                 break
             num_names += self._scan(place, found.get(place, 0))
             self._last_scanned = place
+        with self._lock:
+            for place in gone:
+                known = self._folders[place]
+                if not known.num_records and not known.num_writing:
+                    del self._folders[place]
 
     def _is_due(self, place: FolderPath, changed_ns: int) -> bool:
         known = self._folders.get(place)
