@@ -237,15 +237,20 @@ class DiskTier:
         """Evict if it is this process that does; only what is urgent waits for another thread."""
         if not self._evicts or total <= _HIGH * self._max_bytes:
             return
+        coming = total - self._total
         if self._evicting.acquire(blocking=is_urgent):
             try:
-                self._evict_down()
+                self._evict_down(coming)
             finally:
                 self._evicting.release()
 
-    def _evict_down(self) -> None:
-        """Remove the least recently used records of all namespaces, down to the second mark."""
-        num_bytes = self._total - int(_LOW * self._max_bytes)
+    def _evict_down(self, coming: int) -> None:
+        """Remove the least recently used records of all namespaces, down to the second mark.
+
+        Args:
+            coming: The bytes for which there is to be room besides.
+        """
+        num_bytes = self._total + coming - int(_LOW * self._max_bytes)
         if num_bytes <= 0:
             return
         victims = least_recently_used(self._root, num_bytes)
