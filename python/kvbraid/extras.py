@@ -1,9 +1,9 @@
-"""The extras: `serve` for servers and commands, `route` for a gateway, `envoy`, `torch`.
+"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `torch`, and `transfer`.
 
 The base install is only the library. Code that needs an extra calls `require_serve`,
-`require_route`, `require_envoy` or `require_torch` first, so a user reads what to install instead
-of the name of a missing module. kvbraid is in no package registry: what is told installs it from
-its source.
+`require_route`, `require_envoy`, `require_torch` or `require_transfer` first, so a user reads what
+to install instead of the name of a missing module. kvbraid is in no package registry: what is told
+installs it from its source.
 """
 
 from collections.abc import Iterable
@@ -68,6 +68,15 @@ def require_torch(who: str, *names: str) -> None:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
     _require(who, "torch", names)
+
+
+def require_transfer(who: str, *names: str) -> None:
+    """Check that these modules of the extra `transfer` (numpy, xxhash) are installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "transfer", names)
 
 
 def _require(who: str, extra: str, names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""76 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""The bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.mutants.mutant import Edit, Mutant
 from tests.mutants.of_mover import OF_MOVER
+from tests.mutants.of_records import OF_RECORDS
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
 from tests.mutants.of_tiers import OF_TIERS
@@ -585,5 +586,12 @@ OF_RECOVERY: Final = (
 )
 
 MUTANTS: Final = (
-    OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION + OF_ROUTING + OF_TIERS + OF_MOVER
+    OF_THE_STUDY
+    + OURS
+    + OF_RECOVERY
+    + OF_RETENTION
+    + OF_ROUTING
+    + OF_TIERS
+    + OF_MOVER
+    + OF_RECORDS
 )

@@ -16,13 +16,13 @@ _VERSION: Final = 1
 
 
 class BlockKey(NamedTuple):
-    """A block: the hash of its last hash block, and its group. The hash covers the whole prefix."""
+    """A block: the hash of its last hash block, which covers the whole prefix, and its group."""
 
     block_hash: bytes
     group: int
 
     def to_bytes(self) -> bytes:
-        """Return the key as `Record.key` has it: the hash, then 4 bytes of the group (big endian)."""
+        """Return the key as `Record.key` has it: the hash, then the group (big endian)."""
         return self.block_hash + self.group.to_bytes(_GROUP_BYTES, "big")
 
     @classmethod
@@ -49,7 +49,7 @@ class Namespace:
         layout: `kvbraid.layout.fingerprint` of the plan.
         model: The model's name or path.
         revision: The revision of its weights; "" where there is none.
-        cache_dtype: The type of the cache as its operator named it, scales of quantisation included.
+        cache_dtype: The type of the cache as its operator named it, with quantisation scales.
         hash_algorithm: How blocks are hashed.
         hash_seed: The seed of the hashes. Random ones are of no use to another process.
         rank: The rank whose part of a block it is.

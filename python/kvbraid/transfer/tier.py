@@ -6,14 +6,11 @@ hit, not an answer. Calls may wait: they are made on threads of `kvbraid.transfe
 engine's, and several at a time.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.status import Status
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class Tier(Protocol):
@@ -31,15 +28,15 @@ class Tier(Protocol):
         """
 
     def keys(self) -> Iterable[BlockKey]:
-        """Return the keys of the records that are there, least recently used first."""
+        """Return the keys of the records that are there, in any order."""
 
-    def store(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def store(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Keep a record: it is there whole, or not at all. One with this key may be there already.
 
         Returns `OK`, `FULL` or `IO_ERROR`.
         """
 
-    def load(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def load(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Fill two writable buffers with a record.
 
         Returns `OK`, `MISS`, `SHORT` (its length is not that of the buffers) or `IO_ERROR`.
@@ -49,4 +46,27 @@ class Tier(Protocol):
         """Make sure that a record is never loaded again; it need not be there."""
 
     def close(self) -> None:
-        """Give everything back; no other call follows."""
+        """Give everything back; no other call follows but this one again."""
+
+
+class TierChanges(NamedTuple):
+    """Records that came and went without a call of `store` or `drop` that was answered."""
+
+    added: tuple[BlockKey, ...]
+    removed: tuple[BlockKey, ...]
+
+    @classmethod
+    def of(cls, is_there: Mapping[BlockKey, bool]) -> Self:
+        """Return the changes of keys, each with whether its record is there now."""
+        return cls(
+            tuple(key for key, is_added in is_there.items() if is_added),
+            tuple(key for key, is_added in is_there.items() if not is_added),
+        )
+
+
+@runtime_checkable
+class SharedTier(Tier, Protocol):
+    """A tier that evicts, or that others write too."""
+
+    def refresh(self) -> TierChanges:
+        """Return what has changed since `open` or the last call; called every few seconds."""
