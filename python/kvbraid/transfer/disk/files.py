@@ -17,6 +17,8 @@ from kvbraid.transfer.records import PAGE_BYTES, pages
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+GONE: Final = (FileNotFoundError, NotADirectoryError)
+"""What opening a folder raises that is not there any more, or is a link."""
 _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,13 +37,13 @@ def folder(names: Sequence[str], parent: int) -> Iterator[int]:
     """
     first, *rest = names
     descriptor = os.open(first, _FOLDER, dir_fd=parent)
+    for name in rest:
+        try:
+            inner = os.open(name, _FOLDER, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = inner
     try:
-        for name in rest:
-            outer = descriptor
-            try:
-                descriptor = os.open(name, _FOLDER, dir_fd=outer)
-            finally:
-                os.close(outer)
         yield descriptor
     finally:
         os.close(descriptor)

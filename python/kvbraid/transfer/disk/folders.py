@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from stat import S_ISDIR, S_ISREG
 from typing import Final, NamedTuple
 
-from kvbraid.transfer.disk.files import folder
+from kvbraid.transfer.disk.files import GONE, folder
 from kvbraid.transfer.disk.names import is_namespace, is_shard, is_temporary, parse_record
 
 _RACY_NS: Final = 2_000_000_000
@@ -85,7 +85,7 @@ class Victim(NamedTuple):
 def places(root: int) -> Iterator[tuple[Place, int]]:
     """Return each folder of a directory with its time of change."""
     for namespace in filter(is_namespace, os.listdir(root)):
-        with suppress(OSError), folder([namespace], root) as parent:  # A link, or gone by now.
+        with suppress(*GONE), folder([namespace], root) as parent:
             for shard in filter(is_shard, os.listdir(parent)):
                 with suppress(FileNotFoundError):
                     status = os.stat(shard, dir_fd=parent, follow_symlinks=False)
@@ -131,7 +131,7 @@ def least_recently_used(root: int, num_bytes: int) -> list[Victim]:
 
 def _files(root: int) -> Iterator[Victim]:
     for place, _ in places(root):
-        with suppress(OSError), folder(place, root) as descriptor, os.scandir(descriptor) as found:
+        with suppress(*GONE), folder(place, root) as descriptor, os.scandir(descriptor) as found:
             yield from _records(place, found)
 
 

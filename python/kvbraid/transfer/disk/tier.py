@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from kvbraid.errors import InvalidValueError
 from kvbraid.reading import SIZE, check
 from kvbraid.transfer.disk.files import (
+    GONE,
     can_be_direct,
     folder,
     open_folder,
@@ -252,7 +253,7 @@ class DiskTier:
             return
         victims = least_recently_used(self._root, num_bytes)
         for place, group in groupby(victims, key=lambda victim: victim.place):
-            with suppress(OSError), folder(place, self._root) as descriptor:
+            with suppress(*GONE), folder(place, self._root) as descriptor:
                 for victim in group:
                     self._evict(victim, descriptor)
 
@@ -314,7 +315,7 @@ class DiskTier:
         with self._lock:
             version = self._folders.setdefault(place, Folder()).version
         found = Scanned(Folder(), ())
-        with suppress(FileNotFoundError), folder(place, self._root) as descriptor:
+        with suppress(*GONE), folder(place, self._root) as descriptor:
             is_own = self._is_own(place)
             found = scan(descriptor, place.shard, changed_ns, with_names=is_own)
             self._orphans += sum(remove_orphan(descriptor, name) for name in found.temporaries)
