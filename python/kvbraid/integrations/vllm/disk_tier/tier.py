@@ -276,6 +276,13 @@ class KvbraidDiskTier(SecondaryTierManager):  # type: ignore[misc] # Untyped wit
         """Return what has changed since the last call."""
         return self._report.news(self._store.counts(), self._disk.counts())
 
+    def check_integrity(self) -> None:
+        """Assert that jobs and records are counted, and that a job that was left is a load."""
+        self._store.check_integrity()
+        self._disk.check_integrity()
+        assert all(each.is_load or each.left is None for each in self._transfers.values())
+        assert self._tells or not self._news
+
 
 def _chunks_of(job: TransferJob) -> Iterable[tuple[OffloadKey, int]]:
     return zip(job.keys, job.chunk_ids.tolist(), strict=True)
