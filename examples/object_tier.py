@@ -1,8 +1,9 @@
-"""Blocks in an object store (S3, GCS, Azure, or memory as here): a tier of our own over obstore."""
+"""Blocks in an object store (S3, GCS, Azure, or memory as here): a tier of one's own."""
 
 from collections.abc import Iterator
 
 import obstore
+from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.record_store import RecordStore
@@ -52,7 +53,7 @@ class ObjectTier:
 if __name__ == "__main__":
     names = Namespace(layout="plan", model="m", hash_algorithm="sha256", hash_seed="0")
     store = RecordStore("objects", ObjectTier(MemoryStore()), namespace=names, used_bytes=[9])
-    item = Item(group=0, source=0, target=0, key=BlockKey(b"hash of a prefix", 0))
+    item = Item(0, BlockId(0), BlockId(0), BlockKey(b"hash of a prefix", 0))
     written, loaded = pages(), pages()
     written[:9] = b"its block"
     for number, (kind, block) in enumerate({Kind.WRITE: written, Kind.PROMOTE: loaded}.items()):

@@ -1,13 +1,9 @@
 """A tier that is a dictionary: what every tier has to do, as simply as it can be said."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.status import Status
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class MemoryTier:
@@ -25,20 +21,19 @@ class MemoryTier:
     def keys(self) -> Iterable[BlockKey]:
         return list(self.records)
 
-    def store(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def store(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         if key not in self.records and len(self.records) >= self.max_records:
             return Status.FULL
         self.records[key] = bytes(header) + bytes(payload)
         return Status.OK
 
-    def load(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def load(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         record = self.records.get(key)
         if record is None:
             return Status.MISS
-        page, block = memoryview(header), memoryview(payload)
-        if len(record) != page.nbytes + block.nbytes:
+        if len(record) != header.nbytes + payload.nbytes:
             return Status.SHORT
-        page[:], block[:] = record[: page.nbytes], record[page.nbytes :]
+        header[:], payload[:] = record[: header.nbytes], record[header.nbytes :]
         return Status.OK
 
     def drop(self, key: BlockKey) -> None:

@@ -11,6 +11,7 @@ In reading order:
     fleet     `kvbraid fleet`
     recovery  `kvbraid recover`
     servers   `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve`
+    tier      `kvbraid tier`
 
 The other commands are here.
 """
@@ -31,6 +32,7 @@ from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import SETTING, TEXT, Command, Secret
 from kvbraid.cli.recovery import recover
 from kvbraid.cli.servers import pick_serve, route, serve
+from kvbraid.cli.tier import tier
 from kvbraid.errors import KvbraidError, one_line
 
 _USAGE: Final = 2
@@ -78,6 +80,7 @@ cli.add_command(plan)
 cli.add_command(recover)
 cli.add_command(route)
 cli.add_command(serve)
+cli.add_command(tier)
 
 _url = click.option(
     "--url", type=TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,

@@ -63,6 +63,14 @@ class Secret(click.Option):
         return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None
 
 
+def require(extra: Callable[[str], None], who: str) -> None:
+    """Refuse a command in one line if its extra is not installed."""
+    try:
+        extra(who)
+    except ModuleNotFoundError as error:
+        raise InvalidValueError(str(error)) from None
+
+
 def taken(options: dict[str, Any]) -> "EngineOptions":
     """Take the options that `engine` has added out of all options of a command."""
     from kvbraid.models import EngineOptions

@@ -1,13 +1,11 @@
 """The commands that serve until a signal: `kvbraid serve`, `route` and `pick-serve`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 
-from kvbraid.cli.options import TEXT, Command, Secret
-from kvbraid.errors import InvalidValueError
+from kvbraid.cli.options import TEXT, Command, Secret, require
 from kvbraid.extras import require_envoy, require_route
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def route(config: Path | None, **flags: _Flag) -> None:
 
     It is `kvbraid serve` with a gateway (docs/gateway.md). Pods need their url in fleet.toml.
     """
-    _require(require_route, "kvbraid route")
+    require(require_route, "kvbraid route")
     from kvbraid.gateway.route import route
 
     route(_configured(config, flags), announce=_announce)
@@ -93,17 +91,10 @@ def pick_serve(config: Path | None, grpc_port: int | None, **flags: _Flag) -> No
     It is `kvbraid serve` with the endpoint picker of the Gateway API Inference Extension
     (docs/envoy.md). Pods need their url in fleet.toml.
     """
-    _require(require_envoy, "kvbraid pick-serve")
+    require(require_envoy, "kvbraid pick-serve")
     from kvbraid.gateway.envoy.serve import pick_serve
 
     pick_serve(_configured(config, flags, grpc_port=grpc_port), announce=_announce)
-
-
-def _require(extra: Callable[[str], None], who: str) -> None:
-    try:
-        extra(who)
-    except ModuleNotFoundError as error:
-        raise InvalidValueError(str(error)) from None
 
 
 def _announce(url: str, grpc: str | None = None) -> None:

@@ -13,4 +13,5 @@ In reading order:
     simulation     policies at every memory; `plot` draws them
     routing        policies of routing on one workload
     recovery       what a decision does with each request, and why
+    tier_contents  what is in the directory of a tier
 """

@@ -7,13 +7,10 @@ engine's, and several at a time.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.status import Status
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class Tier(Protocol):
@@ -33,13 +30,13 @@ class Tier(Protocol):
     def keys(self) -> Iterable[BlockKey]:
         """Return the keys of the records that are there, in any order."""
 
-    def store(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def store(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Keep a record: it is there whole, or not at all. One with this key may be there already.
 
         Returns `OK`, `FULL` or `IO_ERROR`.
         """
 
-    def load(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def load(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Fill two writable buffers with a record.
 
         Returns `OK`, `MISS`, `SHORT` (its length is not that of the buffers) or `IO_ERROR`.

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from hashlib import sha256
 from threading import Event
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Item, Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.record_store import RecordStore
@@ -13,14 +14,12 @@ from kvbraid.transfer.status import Status
 
 from tests.reference.memory_tier import MemoryTier
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 NAMESPACE: Final = Namespace(
     layout="layout", model="model", hash_algorithm="sha256_cbor", hash_seed="0"
 )
 USED: Final = (2 * PAGE_BYTES, 5_000, 100)
 """Bytes of a block of three groups: whole pages, not so, and less than one."""
+NOWHERE: Final = BlockId(0)
 PATIENCE_S: Final = 60.0
 """How long a test waits for a thread before it fails."""
 
@@ -34,10 +33,10 @@ class FaultyTier(MemoryTier):
         self.before: dict[str, Callable[[BlockKey], Status | None]] = {}
         """By the name of a call: what happens before it, and instead of it if not None."""
 
-    def store(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def store(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         return self._first("store", key) or super().store(key, header, payload)
 
-    def load(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def load(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         return self._first("load", key) or super().load(key, header, payload)
 
     def drop(self, key: BlockKey) -> None:
@@ -103,7 +102,7 @@ def empty(group: int = 0) -> memoryview:
 
 def job(number: int, kind: Kind, *keys: BlockKey) -> Job:
     """Return a job of these records."""
-    items = tuple(Item(each.group, 0, 0, each) for each in keys)
+    items = tuple(Item(each.group, NOWHERE, NOWHERE, each) for each in keys)
     return Job(number=number, kind=kind, items=items, tier="disk")
 
 
@@ -125,4 +124,3 @@ def run(store: RecordStore, asked: Job, *payloads: memoryview) -> tuple[Status, 
     assert result.number == asked.number
     assert result.is_over
     return result.statuses
-

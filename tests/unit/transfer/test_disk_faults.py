@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kvbraid.transfer.disk import DiskTier
@@ -105,11 +104,11 @@ def disk(opened: Opens) -> Disk:
     return opened()
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, call: str, before: Callable[..., Any]) -> None:
+def spoil(monkeypatch: pytest.MonkeyPatch, call: str, before: Callable[..., None]) -> None:
     """Let something happen before each system call of a name, and instead of it if it raises."""
     real = getattr(os, call)
 
-    def spoiled(*arguments: Any, **named: Any) -> Any:
+    def spoiled(*arguments: object, **named: object) -> object:
         before(*arguments)
         return real(*arguments, **named)
 

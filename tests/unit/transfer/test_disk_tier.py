@@ -135,7 +135,9 @@ def test_a_directory_that_anybody_may_write_is_refused(directory: Directory) -> 
 
 def test_what_is_no_directory_is_refused_with_a_remedy(directory: Directory) -> None:
     directory.path.write_text("a file")
-    with pytest.raises(InvalidValueError, match="cannot be a tier: .*; name a folder of your own"):
+    with pytest.raises(
+        InvalidValueError, match=r"cannot be a tier: .*; name a folder of your own"
+    ):
         directory.open()
 
 
@@ -387,7 +389,7 @@ def test_a_pipe_in_the_place_of_a_record_keeps_nobody_waiting(directory: Directo
     store(tier, 1)
     directory.file(key(1)).unlink()
     os.mkfifo(directory.file(key(1)))
-    with pytest.raises(OSError, match="seek|argument"):
+    with pytest.raises(OSError, match=r"seek|argument"):
         load(tier, 1)
     assert store(tier, 1) == [Status.OK]
 

@@ -16,6 +16,7 @@ from kvbraid.transfer.tier import TierChanges
 from tests.reference.memory_tier import MemoryTier
 from tests.unit.transfer.faulty_tier import (
     NAMESPACE,
+    NOWHERE,
     USED,
     FakeClock,
     FaultyTier,
@@ -124,9 +125,7 @@ def test_a_record_in_the_place_of_another_one_is_not_served(opened: Opens) -> No
 def test_a_record_of_another_namespace_is_foreign_and_stays(opened: Opens) -> None:
     tier, others = FaultyTier(), MemoryTier()
     store = opened(tier)
-    other = RecordStore(
-        "disk", others, namespace=replace(NAMESPACE, rank=1), used_bytes=USED
-    )
+    other = RecordStore("disk", others, namespace=replace(NAMESPACE, rank=1), used_bytes=USED)
     run(other, job(1, Kind.WRITE, key(1)), block(1))
     assert other.close()
     tier.records |= others.records
@@ -500,7 +499,11 @@ def test_an_end_with_a_call_that_hangs_answers_everything_and_leaves_one_thread(
         (job(1, Kind.WRITE, key(1)), [], "job 1 has 0 buffers; expected 1"),
         (job(1, Kind.DROP, key(1)), [empty()], "job 1 has 1 buffers; expected 0"),
         (job(1, Kind.WRITE, key(1, 3)), [empty()], "expected a key of 3 groups"),
-        (Job(number=1, kind=Kind.DROP, items=(Item(0, 0, 0),)), [], "names None; expected a key"),
+        (
+            Job(number=1, kind=Kind.DROP, items=(Item(0, NOWHERE, NOWHERE),)),
+            [],
+            "names None; expected a key",
+        ),
         (job(1, Kind.WRITE, key(1)), [empty(2)], "has 4096 bytes; expected 8192"),
         (job(1, Kind.WRITE, key(1)), [empty().toreadonly()], "writable and contiguous"),
     ],

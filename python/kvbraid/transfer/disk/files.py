@@ -9,20 +9,18 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from kvbraid.transfer.disk.names import new_temporary
 from kvbraid.transfer.records import PAGE_BYTES, pages
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 GONE: Final = (FileNotFoundError, NotADirectoryError)
 """What opening a folder raises that is not there any more, or is a link."""
 _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Not blocking: the open of a pipe, which somebody gave a record's name, would wait."""
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -49,6 +47,16 @@ def folder(names: Sequence[str], parent: int) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def existing_folder(path: Path) -> Iterator[int]:
+    """Open a directory that a user names for the time of a `with`; it may be a link."""
+    descriptor = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def open_folder(name: str, parent: int | None = None) -> int:
     """Make a folder unless it is there, and return a descriptor that the caller owns."""
     with suppress(FileExistsError):
@@ -58,7 +66,7 @@ def open_folder(name: str, parent: int | None = None) -> int:
     return os.open(name, flags, dir_fd=parent)
 
 
-def write_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: bool) -> None:
+def write_record(place: int, name: str, buffers: Sequence[memoryview], *, direct: bool) -> None:
     """Write a file of a folder: it is there whole, or not at all.
 
     Raises:
@@ -81,13 +89,13 @@ def write_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: 
         os.close(descriptor)
 
 
-def read_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: bool) -> int:
+def read_record(place: int, name: str, buffers: Sequence[memoryview], *, direct: bool) -> int:
     """Fill buffers from a file of a folder, and note that it was used; return its bytes read.
 
     Raises:
         OSError: It could not be read.
     """
-    flags = _READ | (os.O_DIRECT if direct else 0)
+    flags = READ | (os.O_DIRECT if direct else 0)
     descriptor = os.open(name, flags, dir_fd=place)
     try:
         num_bytes = _read_all(descriptor, buffers)
@@ -98,15 +106,14 @@ def read_record(place: int, name: str, buffers: "Sequence[Buffer]", *, direct: b
         os.close(descriptor)
 
 
-def remove_orphan(place: int, name: str) -> bool:
-    """Remove a file that is being written if its writer is no more; return whether it was."""
+def has_no_writer(place: int, name: str) -> bool:
+    """Whether the writer of a file that was being written is no more."""
     try:
-        descriptor = os.open(name, _READ, dir_fd=place)
+        descriptor = os.open(name, READ, dir_fd=place)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(name, dir_fd=place)
     except OSError:
         return False
     finally:
@@ -134,7 +141,7 @@ def can_be_direct(place: int) -> bool:
         os.unlink(name, dir_fd=place)
 
 
-def _write_all(descriptor: int, buffers: "Sequence[Buffer]") -> None:
+def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
     done = 0
     rest = buffers
     while rest:
@@ -145,7 +152,7 @@ def _write_all(descriptor: int, buffers: "Sequence[Buffer]") -> None:
         rest = _after(buffers, done)
 
 
-def _read_all(descriptor: int, buffers: "Sequence[Buffer]") -> int:
+def _read_all(descriptor: int, buffers: Sequence[memoryview]) -> int:
     done = 0
     rest = buffers
     while rest:
@@ -158,9 +165,9 @@ def _read_all(descriptor: int, buffers: "Sequence[Buffer]") -> int:
 
 
 def _direct_if_possible(
-    call: Callable[[int, "Sequence[Buffer]", int], int],
+    call: Callable[[int, Sequence[memoryview], int], int],
     descriptor: int,
-    buffers: "Sequence[Buffer]",
+    buffers: Sequence[memoryview],
     offset: int,
 ) -> int:
     """Make a call again through the page cache if it is refused around it."""
@@ -174,11 +181,11 @@ def _direct_if_possible(
         return call(descriptor, buffers, offset)
 
 
-def _after(buffers: "Sequence[Buffer]", done: int) -> "list[Buffer]":
+def _after(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
     """Return what is left of buffers after their first bytes."""
-    rest: list[Buffer] = []
+    rest: list[memoryview] = []
     for buffer in buffers:
-        view = memoryview(buffer).cast("B")
+        view = buffer.cast("B")
         if done < view.nbytes:
             rest.append(view[done:])
         done = max(0, done - view.nbytes)

@@ -21,7 +21,7 @@ _RACY_NS: Final = 2_000_000_000
 """File systems tell times of change apart by milliseconds at best, by two seconds at worst."""
 
 
-class Place(NamedTuple):
+class FolderPath(NamedTuple):
     """A folder of a directory: a namespace's records whose hashes begin alike."""
 
     namespace: str
@@ -77,12 +77,12 @@ class Victim(NamedTuple):
     """A file that may be evicted; the order is that of its last use."""
 
     used_ns: int
-    place: Place
+    place: FolderPath
     name: str
     num_bytes: int
 
 
-def places(root: int) -> Iterator[tuple[Place, int]]:
+def places(root: int) -> Iterator[tuple[FolderPath, int]]:
     """Return each folder of a directory with its time of change."""
     for namespace in filter(is_namespace, os.listdir(root)):
         with suppress(*GONE), folder([namespace], root) as parent:
@@ -90,7 +90,7 @@ def places(root: int) -> Iterator[tuple[Place, int]]:
                 with suppress(FileNotFoundError):
                     status = os.stat(shard, dir_fd=parent, follow_symlinks=False)
                     if S_ISDIR(status.st_mode):
-                        yield Place(namespace, shard), status.st_mtime_ns
+                        yield FolderPath(namespace, shard), status.st_mtime_ns
 
 
 def scan(descriptor: int, shard: str, changed_ns: int, *, with_names: bool) -> Scanned:
@@ -135,7 +135,7 @@ def _files(root: int) -> Iterator[Victim]:
             yield from _records(place, found)
 
 
-def _records(place: Place, entries: "Iterable[os.DirEntry[str]]") -> Iterator[Victim]:
+def _records(place: FolderPath, entries: "Iterable[os.DirEntry[str]]") -> Iterator[Victim]:
     for entry in entries:
         record = parse_record(entry.name) if entry.name.startswith(place.shard) else None
         if record is None:

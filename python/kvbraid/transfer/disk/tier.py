@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from stat import S_ISREG, S_IWOTH
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvbraid.errors import InvalidValueError
 from kvbraid.reading import SIZE, check
@@ -24,14 +24,14 @@ from kvbraid.transfer.disk.files import (
     GONE,
     can_be_direct,
     folder,
+    has_no_writer,
     open_folder,
     read_record,
-    remove_orphan,
     write_record,
 )
 from kvbraid.transfer.disk.folders import (
     Folder,
-    Place,
+    FolderPath,
     Scanned,
     Victim,
     least_recently_used,
@@ -43,9 +43,6 @@ from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.records import PAGE_BYTES
 from kvbraid.transfer.status import Status
 from kvbraid.transfer.tier import TierChanges
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _HIGH: Final = 0.95
 _LOW: Final = 0.90
@@ -99,13 +96,13 @@ class DiskTier:
         self._max_bytes: Final = max_bytes
         self._lock: Final = Lock()
         self._evicting: Final = Lock()
-        self._folders: Final[dict[Place, Folder]] = {}
+        self._folders: Final[dict[FolderPath, Folder]] = {}
         self._total = 0
         """The bytes of all folders and of what is being written."""
         self._reserved = 0
         """The bytes of what is being written."""
         self._changes: Final[dict[BlockKey, bool]] = {}
-        self._last_scanned = Place("", "")
+        self._last_scanned = FolderPath("", "")
         self._is_listed = False
         self._evicts = False
         self._descriptors: Final = ExitStack()
@@ -133,14 +130,14 @@ class DiskTier:
             names = [name for known in self._own_folders() for name in known.names]
         return (_parsed(name).key for name in names)
 
-    def store(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def store(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Write a record, unless one of its name and length is there."""
-        payload_bytes = memoryview(payload).nbytes
+        payload_bytes = payload.nbytes
         name = record_name(key, payload_bytes)
         num_bytes = PAGE_BYTES + payload_bytes
         if not self._reserve(num_bytes):
             return Status.FULL
-        place = Place(self._digest, shard_of(key))
+        place = FolderPath(self._digest, shard_of(key))
         is_written = False
         try:
             with self._lock:
@@ -155,16 +152,16 @@ class DiskTier:
                 self._note_written(place, name, num_bytes, is_written=is_written)
         return Status.OK if is_written else Status.FULL
 
-    def load(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def load(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Read a record; one of another length is a miss, since lengths are parts of names."""
-        payload_bytes = memoryview(payload).nbytes
+        payload_bytes = payload.nbytes
         name = record_name(key, payload_bytes)
         shard = shard_of(key)
         try:
             with folder([shard], self._parent) as place:
                 num_bytes = read_record(place, name, [header, payload], direct=self._is_direct)
         except FileNotFoundError:
-            self._forget(Place(self._digest, shard), name)
+            self._forget(FolderPath(self._digest, shard), name)
             return Status.MISS
         return Status.OK if num_bytes == PAGE_BYTES + payload_bytes else Status.SHORT
 
@@ -176,7 +173,7 @@ class DiskTier:
             for name in [name for name in os.listdir(place) if name.startswith(start)]:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=place)
-                self._forget(Place(self._digest, shard), name)
+                self._forget(FolderPath(self._digest, shard), name)
 
     def refresh(self) -> TierChanges:
         """Scan the folders that have changed, take over a lock that was left, and evict."""
@@ -289,7 +286,7 @@ class DiskTier:
     def _own_folders(self) -> list[Folder]:
         return [known for place, known in self._folders.items() if self._is_own(place)]
 
-    def _is_own(self, place: Place) -> bool:
+    def _is_own(self, place: FolderPath) -> bool:
         return place.namespace == self._digest
 
     def _scan_all(self, max_names: int | None = None) -> None:
@@ -306,11 +303,11 @@ class DiskTier:
             num_names += self._scan(place, found.get(place, 0))
             self._last_scanned = place
 
-    def _is_due(self, place: Place, changed_ns: int) -> bool:
+    def _is_due(self, place: FolderPath, changed_ns: int) -> bool:
         known = self._folders.get(place)
         return known is None or known.changed_ns != changed_ns
 
-    def _scan(self, place: Place, changed_ns: int) -> int:
+    def _scan(self, place: FolderPath, changed_ns: int) -> int:
         """Scan a folder; return how many records it has."""
         with self._lock:
             version = self._folders.setdefault(place, Folder()).version
@@ -318,12 +315,16 @@ class DiskTier:
         with suppress(*GONE), folder(place, self._root) as descriptor:
             is_own = self._is_own(place)
             found = scan(descriptor, place.shard, changed_ns, with_names=is_own)
-            self._orphans += sum(remove_orphan(descriptor, name) for name in found.temporaries)
+            for name in found.temporaries:
+                if has_no_writer(descriptor, name):
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=descriptor)
+                        self._orphans += 1
         with self._lock:
             self._learn(place, found.folder, version)
         return found.folder.num_records
 
-    def _learn(self, place: Place, found: Folder, version: int) -> None:
+    def _learn(self, place: FolderPath, found: Folder, version: int) -> None:
         """Replace what is known of a folder, unless something was changed here meanwhile."""
         known = self._folders[place]
         if known.num_writing or known.version != version:
@@ -338,7 +339,9 @@ class DiskTier:
     def _note_changes(self, names: Iterable[str], *, is_there: bool) -> None:
         self._changes.update((_parsed(name).key, is_there) for name in names)
 
-    def _note_written(self, place: Place, name: str, num_bytes: int, *, is_written: bool) -> None:
+    def _note_written(
+        self, place: FolderPath, name: str, num_bytes: int, *, is_written: bool
+    ) -> None:
         known = self._folders[place]
         known.num_writing -= 1
         self._reserved -= num_bytes
@@ -348,7 +351,7 @@ class DiskTier:
             known.add(name, num_bytes)
             self._total += known.num_bytes - before
 
-    def _forget(self, place: Place, name: str, evicted_bytes: int = 0) -> None:
+    def _forget(self, place: FolderPath, name: str, evicted_bytes: int = 0) -> None:
         """Note that a file is gone: one that was evicted, or a name that may be known."""
         with self._lock:
             known = self._folders.get(place)
@@ -360,11 +363,11 @@ class DiskTier:
             known.remove(name, num_bytes)
             self._total -= num_bytes
 
-    def _write(self, shard: str, name: str, buffers: "list[Buffer]") -> None:
+    def _write(self, shard: str, name: str, buffers: list[memoryview]) -> None:
         """Write a file unless it is there; make its folder if there is none."""
         try:
             with folder([shard], self._parent) as place:
-                if not _is_there(place, name, sum(memoryview(b).nbytes for b in buffers)):
+                if not _is_there(place, name, sum(b.nbytes for b in buffers)):
                     write_record(place, name, buffers, direct=self._is_direct)
         except FileNotFoundError:
             with suppress(FileExistsError):
