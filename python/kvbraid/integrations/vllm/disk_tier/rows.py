@@ -9,7 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from kvbraid.transfer.disk import DiskTier
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.records import PAGE_BYTES, pages
 from kvbraid.transfer.status import Status
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class LeavableDisk(DiskTier):
@@ -34,7 +31,7 @@ class LeavableDisk(DiskTier):
         self._copying: Final = threading.Lock()
         self._left: Counter[BlockKey] = Counter()
 
-    def load(self, key: BlockKey, header: "Buffer", payload: "Buffer") -> Status:
+    def load(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Read a record, and copy it unless it was left meanwhile."""
         if not hasattr(self._own, "row"):
             self._own.row = pages(self._num_pages)
