@@ -165,9 +165,7 @@ def test_what_is_no_good_is_retracted(start: Starts, tmp_path: Path) -> None:
 def test_a_record_of_another_configuration_is_never_served(start: Starts, tmp_path: Path) -> None:
     tiers = start()
     tiers.store(0)
-    made = changed(
-        config(entry(tmp_path)), model=OffloadingModelConfig(name="model", dtype="fp8")
-    )
+    made = changed(config(entry(tmp_path)), model=OffloadingModelConfig(name="model", dtype="fp8"))
     other = StockTiers.of(made)
     try:
         assert other.look_up(0) == [MISS]

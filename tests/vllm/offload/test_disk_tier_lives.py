@@ -1,4 +1,4 @@
-"""Random lives of two engines on one small directory whose files are damaged: nothing wrong is read."""
+"""Random lives of two engines on one small directory whose files are damaged."""
 
 from pathlib import Path
 from random import Random
