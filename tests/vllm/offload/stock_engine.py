@@ -57,7 +57,7 @@ def start(directory: str, model: str) -> Any:  # noqa: ANN401 - vLLM exists only
 
 def blocks(tier: Any) -> Iterator[tuple[str, int]]:  # noqa: ANN401 - vLLM's own type.
     stats = tier.get_stats().data["data"]
-    for labels, count in stats.get("kvbraid_tier_blocks", {}).items():
+    for labels, count in stats.get("kvbraid_disk_blocks", {}).items():
         yield " ".join(labels), count
 
 

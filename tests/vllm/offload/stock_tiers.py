@@ -113,7 +113,7 @@ class StockTiers:
     def _start(self, made: OffloadingConfig) -> None:
         self.manager: Any = TieringOffloadingSpec(made).get_manager()
         (self.tier,) = self.manager.secondary_tiers
-        self._memory = self.manager.primary_tier.get_kv_memoryview().cast("B")
+        self._memory: memoryview = self.manager.primary_tier.get_kv_memoryview().cast("B")
         self._numbers = itertools.count()
         self.counts: Counter[tuple[str, ...]] = Counter()
 

@@ -31,7 +31,7 @@ if True:  # Only afterwards.
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
 PATIENCE_S = 60.0
-BLOCKS, REFUSED = "kvbraid_tier_blocks", "kvbraid_tier_refused_blocks"
+BLOCKS, REFUSED = "kvbraid_disk_blocks", "kvbraid_disk_refused_blocks"
 
 
 class Starts(Protocol):
@@ -191,7 +191,7 @@ def test_the_directory_stays_below_its_limit_and_what_was_evicted_is_a_miss(
     for first in range(0, 40, 4):
         tiers.store(*range(first, first + 4))
         assert sum(path.stat().st_size for path in files(tmp_path).values()) <= 10 * RECORD_BYTES
-    assert tiers.counts["kvbraid_tier_evicted_records",] == 40 - len(files(tmp_path)) >= 30
+    assert tiers.counts["kvbraid_disk_evicted_records",] == 40 - len(files(tmp_path)) >= 30
     tiers.forget()
     left = {number for number in range(40) if key(number) in files(tmp_path)}
     for number in range(40):
@@ -284,13 +284,13 @@ def test_a_read_that_hangs_is_a_miss_at_its_deadline_and_never_writes_again(
     assert tiers.load(0, 1, 2) == {0: content(0), 2: content(2)}
     tiers.step()
     assert tiers.counts[BLOCKS, "promote", "timeout"] == 1
-    assert tiers.counts["kvbraid_tier_hung_threads",] == 1
+    assert tiers.counts["kvbraid_disk_hung_threads",] == 1
     assert tiers.look_up(1) == [MISS]
     others = range(10, 10 + NUM_ROWS)
     for number in others:  # They take every row, that of the hung read as well.
         tiers.store(number)
     gate.open()
-    while tiers.counts["kvbraid_tier_hung_threads",]:
+    while tiers.counts["kvbraid_disk_hung_threads",]:
         tiers.step()
     assert tiers.load(*others) == {number: content(number) for number in others}
     tiers.store(1)
@@ -324,7 +324,7 @@ def test_a_write_that_hangs_keeps_its_rows_until_it_has_ended(
     tiers = start(disk_store_seconds=0.05)
     tiers.begin_store([0])
     assert gate.began.wait(PATIENCE_S)
-    while not tiers.counts["kvbraid_tier_hung_threads",]:
+    while not tiers.counts["kvbraid_disk_hung_threads",]:
         tiers.step()
     assert tiers.manager.has_pending_work()
     for number in range(1, 1 + 2 * NUM_ROWS):

@@ -20,11 +20,11 @@ from vllm.v1.kv_offload.base import (
 from kvbraid.transfer.disk import DiskCounts
 from kvbraid.transfer.record_store import TierCounts
 
-BLOCKS: Final = "kvbraid_tier_blocks"
-REFUSED: Final = "kvbraid_tier_refused_blocks"
-EVICTED: Final = "kvbraid_tier_evicted_records"
-DISK_BYTES: Final = "kvbraid_tier_disk_bytes"
-HUNG: Final = "kvbraid_tier_hung_threads"
+BLOCKS: Final = "kvbraid_disk_blocks"
+REFUSED: Final = "kvbraid_disk_refused_blocks"
+EVICTED: Final = "kvbraid_disk_evicted_records"
+DISK_BYTES: Final = "kvbraid_disk_bytes"
+HUNG: Final = "kvbraid_disk_hung_threads"
 METRICS: Final = MappingProxyType(
     {
         BLOCKS: OffloadingCounterMetadata("Blocks written or promoted", ("job", "status")),
