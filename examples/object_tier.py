@@ -43,8 +43,7 @@ class ObjectTier:
     def drop(self, key: BlockKey) -> None:
         obstore.delete(self.objects, self.path(key))
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
     def path(self, key: BlockKey) -> str:
         return self.prefix + key.to_bytes().hex()
@@ -52,10 +51,10 @@ class ObjectTier:
 
 if __name__ == "__main__":
     names = Namespace(layout="plan", model="m", hash_algorithm="sha256", hash_seed="0")
-    store = RecordStore("objects", ObjectTier(MemoryStore()), namespace=names, used_bytes=[9])
+    store = RecordStore("s3", ObjectTier(MemoryStore()), namespace=names, used_bytes=[9])
     item = Item(0, BlockId(0), BlockId(0), BlockKey(b"hash of a prefix", 0))
     written, loaded = pages(), pages()
     written[:9] = b"its block"
-    for number, (kind, block) in enumerate({Kind.WRITE: written, Kind.PROMOTE: loaded}.items()):
+    for number, kind, block in ((1, Kind.WRITE, written), (2, Kind.PROMOTE, loaded)):
         store.submit(Job(number=number, kind=kind, items=(item,)), [block])
         print(kind, *store.wait(60.0)[0].statuses, bytes(loaded[:9]))

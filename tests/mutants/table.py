@@ -1,4 +1,4 @@
-"""73 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""77 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -8,6 +8,7 @@ time; `test_table.py` checks that texts and tests can still be found.
 from typing import Final
 
 from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.of_records import OF_RECORDS
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
 from tests.mutants.of_tiers import OF_TIERS
@@ -583,4 +584,6 @@ OF_RECOVERY: Final = (
     ),
 )
 
-MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION + OF_ROUTING + OF_TIERS
+MUTANTS: Final = (
+    OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION + OF_ROUTING + OF_TIERS + OF_RECORDS
+)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
 from kvbraid.transfer.disk import DiskTier
 from kvbraid.transfer.disk.names import (
+    file_bytes_of,
     is_namespace,
     is_shard,
     is_temporary,
+    key_of,
     new_temporary,
     parse_record,
     record_name,
@@ -80,13 +82,15 @@ def used(directory: Directory, number: int, seconds: int) -> None:
 
 @given(
     block_hash=st.binary(min_size=1, max_size=64),
-    group=st.integers(0, 2**32 - 1),
+    group=st.integers(0, 10**9 - 1),
     num_bytes=st.integers(1, 10**13 - 1),
 )
 def test_a_name_says_the_key_and_the_length(block_hash: bytes, group: int, num_bytes: int) -> None:
     which = BlockKey(block_hash, group)
     name = record_name(which, num_bytes)
     assert parse_record(name) == (which, num_bytes)
+    assert key_of(name) == which
+    assert file_bytes_of([name, name[1:], "notes"], shard_of(which))[name] == 4_096 + num_bytes
     assert is_shard(shard_of(which))
     assert name.startswith(shard_of(which))
 
@@ -98,6 +102,8 @@ def test_a_name_says_the_key_and_the_length(block_hash: bytes, group: int, num_b
 def test_a_name_that_is_not_written_so_is_nobodys(name: str) -> None:
     found = parse_record(name)
     assert found is None or record_name(*found) == name
+    if "/" not in name:  # As every name in a folder.
+        assert [*file_bytes_of(["x", name, "y"], name[:2])] == [name] * (found is not None)
     assert not (is_temporary(name) or is_namespace(name)) or "/" not in name
 
 
@@ -107,7 +113,7 @@ def test_a_name_that_is_not_written_so_is_nobodys(name: str) -> None:
         (BlockKey(b"", 0), 1),
         (BlockKey(bytes(65), 0), 1),
         (BlockKey(b"a", -1), 1),
-        (BlockKey(b"a", 2**32), 1),
+        (BlockKey(b"a", 10**9), 1),
         (BlockKey(b"a", 0), 0),
     ],
 )
@@ -188,7 +194,7 @@ def test_a_start_removes_what_a_dead_writer_left_and_not_what_is_being_written(
 
 
 def nearly_full(directory: Directory) -> DiskTier:
-    """Return a tier with 57 of 60 records, of which the next store evicts three."""
+    """Return a tier with 57 of 60 records, of which the next store evicts four."""
     tier = directory.open(max_records=60)
     store(tier, *range(57))
     for number in range(57):
@@ -205,11 +211,11 @@ def test_the_limit_holds_and_the_least_recently_used_go_first(directory: Directo
     used(directory, 3, 10_000)
     assert load(tier, 0) is Status.OK
     assert store(tier, 99) == [Status.OK]
-    assert there(directory) == {*range(57), 99} - {1, 2, 4}
+    assert there(directory) == {*range(57), 99} - {1, 2, 4, 5}
     counts = tier.counts()
-    assert (counts.evicted, counts.records) == (3, 55)
-    assert counts.total_bytes == counts.bytes == 55 * RECORD_BYTES
-    assert set(tier.refresh().removed) == {key(1), key(2), key(4)}
+    assert (counts.evicted, counts.records) == (4, 54)
+    assert counts.total_bytes == counts.bytes == 54 * RECORD_BYTES
+    assert set(tier.refresh().removed) == {key(number) for number in (1, 2, 4, 5)}
 
 
 def test_a_record_that_was_read_since_it_was_chosen_is_not_evicted(
@@ -219,7 +225,7 @@ def test_a_record_that_was_read_since_it_was_chosen_is_not_evicted(
     real = os.unlink
 
     def unlink(name: str, dir_fd: int) -> None:
-        for number in range(3):
+        for number in range(4):
             if directory.file(key(number)).name != name:
                 used(directory, number, 10_000)
         real(name, dir_fd=dir_fd)
@@ -227,7 +233,7 @@ def test_a_record_that_was_read_since_it_was_chosen_is_not_evicted(
 
     monkeypatch.setattr(os, "unlink", unlink)
     store(tier, 99)
-    assert len(there(directory) & {0, 1, 2}) == 2
+    assert len(there(directory) & {0, 1, 2, 3}) == 3
     assert tier.counts().evicted == 1
 
 
@@ -277,6 +283,13 @@ def test_files_that_are_not_as_long_as_they_say_are_evicted_first(directory: Dir
     assert not directory.file(key(7)).exists()
 
 
+def test_room_is_made_for_a_record_that_is_a_large_part_of_the_limit(directory: Directory) -> None:
+    tier = directory.open(max_records=5)
+    for number in range(20):
+        assert tier.store(key(number), pages(), pages(3)) is Status.OK
+    assert tier.counts().total_bytes <= 5 * RECORD_BYTES
+
+
 def test_a_record_that_is_larger_than_the_limit_is_refused(directory: Directory) -> None:
     tier = directory.open(max_records=1)
     assert tier.store(key(1), pages(), pages(2)) is Status.FULL
@@ -314,6 +327,7 @@ def test_a_folder_that_vanishes_takes_its_records_along(directory: Directory) ->
     assert tier.refresh().removed == (key(1),)
     assert tier.counts().total_bytes == 0
     assert store(tier, 1) == [Status.OK], "its folder is made again"
+    assert load(tier, 1) is Status.OK
 
 
 def test_a_look_reads_few_names_and_the_next_goes_on_where_it_ended(

@@ -147,7 +147,7 @@ def test_what_is_no_answer_of_a_load_is_an_error(opened: Opens, answer: Status) 
     tier.before["load"] = lambda _: answer
     store = opened(tier)
     assert run(store, job(1, Kind.PROMOTE, key(1)), empty()) == (Status.IO_ERROR,)
-    assert "promote: answered" in store.counts().last_error
+    assert "load: the answer" in store.counts().last_error
 
 
 def test_an_exception_is_an_io_error_and_its_text_is_kept_on_one_line(opened: Opens) -> None:
@@ -537,7 +537,7 @@ def test_a_number_is_of_one_job_at_a_time(opened: Opens) -> None:
 )
 def test_options_out_of_their_range_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        StoreOptions(**options)  # type: ignore[arg-type]
+        StoreOptions(**options)
 
 
 def test_a_tier_that_cannot_be_opened_leaves_no_thread() -> None:

@@ -15,7 +15,13 @@ from stat import S_ISDIR, S_ISREG
 from typing import Final, NamedTuple
 
 from kvbraid.transfer.disk.files import GONE, folder
-from kvbraid.transfer.disk.names import is_namespace, is_shard, is_temporary, parse_record
+from kvbraid.transfer.disk.names import (
+    file_bytes_of,
+    is_namespace,
+    is_shard,
+    is_temporary,
+    parse_record,
+)
 
 _RACY_NS: Final = 2_000_000_000
 """File systems tell times of change apart by milliseconds at best, by two seconds at worst."""
@@ -95,21 +101,18 @@ def places(root: int) -> Iterator[tuple[FolderPath, int]]:
 
 def scan(descriptor: int, shard: str, changed_ns: int, *, with_names: bool) -> Scanned:
     """Return what a folder has; `changed_ns` is its time of change before the scan."""
-    found = Folder()
-    temporaries = []
-    for name in os.listdir(descriptor):
-        record = parse_record(name) if name.startswith(shard) else None
-        if record is not None:
-            found.add(name, record.file_bytes)
-        elif is_temporary(name):
-            temporaries.append(name)
-        else:
-            found.num_ignored += 1
-    if changed_ns < time.time_ns() - _RACY_NS:
-        found.changed_ns = changed_ns
-    if not with_names:
-        found.names.clear()
-    return Scanned(found, tuple(temporaries))
+    names = os.listdir(descriptor)
+    files = file_bytes_of(names, shard)
+    others = [name for name in names if name not in files] if len(files) < len(names) else []
+    temporaries = tuple(filter(is_temporary, others))
+    found = Folder(
+        names=files if with_names else {},
+        num_bytes=sum(files.values()),
+        num_records=len(files),
+        changed_ns=changed_ns if changed_ns < time.time_ns() - _RACY_NS else None,
+        num_ignored=len(others) - len(temporaries),
+    )
+    return Scanned(found, temporaries)
 
 
 def least_recently_used(root: int, num_bytes: int) -> list[Victim]:

@@ -5,6 +5,7 @@ nobody's. A name has digits and dashes only, so that no path leads out of its fo
 """
 
 import re
+from collections.abc import Iterable
 from secrets import token_hex
 from typing import Final, NamedTuple
 
@@ -15,9 +16,12 @@ from kvbraid.transfer.records import MAX_HASH_BYTES, PAGE_BYTES
 LOCK: Final = "evictor.lock"
 _NAMESPACE: Final = re.compile(r"[0-9a-f]{32}")
 _SHARD: Final = re.compile(r"[0-9a-f]{2}")
-_RECORD: Final = re.compile(r"((?:[0-9a-f]{2}){1,64})-(0|[1-9][0-9]{0,9})-([1-9][0-9]{0,12})")
+_RECORD: Final = re.compile(
+    r"(?<![^/])([0-9a-f]{2,128}-(?:0|[1-9][0-9]{0,8})-([1-9][0-9]{0,12}))(?![^/])"
+)
+"""A record among names with slashes between them: the whole name, and the payload's bytes."""
 _TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
-_MAX_GROUP: Final = (1 << 32) - 1
+_MAX_GROUP: Final = 10**9 - 1
 _MAX_BYTES: Final = 10**13 - 1
 
 
@@ -77,9 +81,23 @@ def record_name(key: BlockKey, payload_bytes: int) -> str:
 
 def parse_record(name: str) -> RecordName | None:
     """Return what the name of a record says, or None if it is none."""
-    found = _RECORD.fullmatch(name)
-    if found is None:
-        return None
-    digits, group, payload_bytes = found.groups()
-    key = BlockKey(bytes.fromhex(digits), int(group))
-    return RecordName(key, int(payload_bytes)) if key.group <= _MAX_GROUP else None
+    file_bytes = file_bytes_of([name], name[:2]).get(name)
+    return None if file_bytes is None else RecordName(key_of(name), file_bytes - PAGE_BYTES)
+
+
+def key_of(name: str) -> BlockKey:
+    """Return the key of a name that is known to be a record's."""
+    digits, group, _ = name.split("-")
+    return BlockKey._make((bytes.fromhex(digits), int(group)))
+
+
+def file_bytes_of(names: Iterable[str], shard: str) -> dict[str, int]:
+    """Return those names that records of a folder have, each with the length of its file.
+
+    One search in all of them costs a fourth of a call for each.
+    """
+    return {
+        name: PAGE_BYTES + int(payload_bytes)
+        for name, payload_bytes in _RECORD.findall("/".join(names))
+        if name.startswith(shard) and name.index("-") % 2 == 0
+    }

@@ -38,7 +38,7 @@ from kvbraid.transfer.disk.folders import (
     places,
     scan,
 )
-from kvbraid.transfer.disk.names import LOCK, RecordName, parse_record, record_name, shard_of
+from kvbraid.transfer.disk.names import LOCK, file_bytes_of, key_of, record_name, shard_of
 from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.records import PAGE_BYTES
 from kvbraid.transfer.status import Status
@@ -128,7 +128,7 @@ class DiskTier:
         """Return the keys of this namespace's records that are known, in no order."""
         with self._lock:
             names = [name for known in self._own_folders() for name in known.names]
-        return (_parsed(name).key for name in names)
+        return map(key_of, names)
 
     def store(self, key: BlockKey, header: memoryview, payload: memoryview) -> Status:
         """Write a record, unless one of its name and length is there."""
@@ -237,15 +237,20 @@ class DiskTier:
         """Evict if it is this process that does; only what is urgent waits for another thread."""
         if not self._evicts or total <= _HIGH * self._max_bytes:
             return
+        coming = total - self._total
         if self._evicting.acquire(blocking=is_urgent):
             try:
-                self._evict_down()
+                self._evict_down(coming)
             finally:
                 self._evicting.release()
 
-    def _evict_down(self) -> None:
-        """Remove the least recently used records of all namespaces, down to the second mark."""
-        num_bytes = self._total - int(_LOW * self._max_bytes)
+    def _evict_down(self, coming: int) -> None:
+        """Remove the least recently used records of all namespaces, down to the second mark.
+
+        Args:
+            coming: The bytes for which there is to be room besides.
+        """
+        num_bytes = self._total + coming - int(_LOW * self._max_bytes)
         if num_bytes <= 0:
             return
         victims = least_recently_used(self._root, num_bytes)
@@ -302,6 +307,11 @@ class DiskTier:
                 break
             num_names += self._scan(place, found.get(place, 0))
             self._last_scanned = place
+        with self._lock:
+            for place in gone:
+                known = self._folders[place]
+                if not known.num_records and not known.num_writing:
+                    del self._folders[place]
 
     def _is_due(self, place: FolderPath, changed_ns: int) -> bool:
         known = self._folders.get(place)
@@ -337,7 +347,7 @@ class DiskTier:
         self._folders[place] = found
 
     def _note_changes(self, names: Iterable[str], *, is_there: bool) -> None:
-        self._changes.update((_parsed(name).key, is_there) for name in names)
+        self._changes.update((key_of(name), is_there) for name in names)
 
     def _note_written(
         self, place: FolderPath, name: str, num_bytes: int, *, is_written: bool
@@ -383,10 +393,9 @@ class DiskTier:
         with self._lock:
             for place, known in self._folders.items():
                 if self._is_own(place):
-                    records = [_parsed(name) for name in known.names]
-                    assert known.num_records == len(records)
-                    assert known.num_bytes == sum(record.file_bytes for record in records)
-                    assert {shard_of(record.key) for record in records} <= {place.shard}
+                    assert known.names == file_bytes_of(known.names, place.shard)
+                    assert known.num_records == len(known.names)
+                    assert known.num_bytes == sum(known.names.values())
             folders = sum(known.num_bytes for known in self._folders.values())
             assert self._total == folders + self._reserved
 
@@ -401,9 +410,3 @@ def _is_there(place: int, name: str, num_bytes: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _parsed(name: str) -> RecordName:
-    record = parse_record(name)
-    assert record is not None
-    return record

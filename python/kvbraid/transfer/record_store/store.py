@@ -268,14 +268,15 @@ class RecordStore:
         try:
             answer = call(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever a tier does, its thread lives on.
-            problem = f"{kind}: {type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"
         else:
             if isinstance(answer, Status) and answer in _ANSWERS[kind]:
                 return answer
-            problem = f"{kind}: answered {answer!r}"
+            problem = f"the answer {answer!r}"
         with self._lock:
             self._errors += 1
-            self._last_error = one_line(problem)
+            name = getattr(call, "__name__", kind).strip("_")
+            self._last_error = one_line(f"{name}: {problem}")
         return Status.IO_ERROR
 
     def _look_for_changes(self) -> Status:
