@@ -113,6 +113,7 @@ class StockTiers:
     def _start(self, made: OffloadingConfig) -> None:
         self.manager: Any = TieringOffloadingSpec(made).get_manager()
         (self.tier,) = self.manager.secondary_tiers
+        self.tier.report_seconds = 0.0
         self._memory: memoryview = self.manager.primary_tier.get_kv_memoryview().cast("B")
         self._numbers = itertools.count()
         self.counts: Counter[tuple[str, ...]] = Counter()
@@ -130,7 +131,7 @@ class StockTiers:
         self.manager.on_schedule_end(ScheduleEndContext(new_req_ids=(), preempted_req_ids=()))
         self.tier.check_integrity()
         stats = self.tier.get_stats()
-        for name, samples in stats.data["data"].items():
+        for name, samples in stats.data["data"].items() if stats else ():
             for labels, value in samples.items():
                 is_counter = stats.data["types"][name] == "counter"
                 before = self.counts[name, *labels] if is_counter else 0

@@ -362,3 +362,12 @@ def test_a_reset_waits_for_what_moves(start: Starts, monkeypatch: pytest.MonkeyP
     timer.join()
     assert tiers.load(0, 1) == {0: content(0), 1: content(1)}
     assert tiers.sources == FROM_DISK
+
+
+def test_counters_are_reported_once_a_second_at_most(start: Starts) -> None:
+    tiers = start()
+    tiers.tier.report_seconds = 3_600.0
+    tiers.step()
+    tiers.store(0)
+    assert tiers.tier.get_stats() is None
+    assert tiers.counts[BLOCKS, "write", "ok"] == 0

@@ -21,7 +21,7 @@ from kvbraid.transfer.keys import Namespace
 from kvbraid.transfer.records import PAGE_BYTES
 
 _PREFIX = "secondary_tiers: "
-_Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+_UpToADay = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class DiskTierSettings(Fields, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,10 +43,10 @@ class DiskTierSettings(Fields, frozen=True, forbid_unknown_fields=True, kw_only=
     disk_directory: Annotated[str, Meta(min_length=1)]
     disk_bytes: Annotated[int, Meta(ge=1, le=MAX_SIZE)]
     disk_threads: Annotated[int, Meta(ge=2, le=64)] = 4
-    disk_load_seconds: _Seconds = 5.0
-    disk_store_seconds: _Seconds = 30.0
-    disk_scan_seconds: _Seconds = 5.0
-    rest_seconds: _Seconds = 10.0
+    disk_load_seconds: _UpToADay = 5.0
+    disk_store_seconds: _UpToADay = 30.0
+    disk_scan_seconds: _UpToADay = 5.0
+    rest_seconds: _UpToADay = 10.0
     revision: str = ""
     locality: Literal["LOCAL", "REMOTE"] | None = None
 

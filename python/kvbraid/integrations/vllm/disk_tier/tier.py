@@ -54,7 +54,7 @@ _FAILED: Final = frozenset({Status.TIMEOUT, Status.IO_ERROR})
 
 
 @dataclass(slots=True, kw_only=True)
-class _Transfer:
+class _OpenTransfer:
     """A job that is not over; `left` are blocks whose reads hang after vLLM was answered."""
 
     is_load: bool
@@ -70,6 +70,8 @@ class KvbraidDiskTier(SecondaryTierManager):  # type: ignore[misc] # Untyped wit
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
+    report_seconds: ClassVar[float] = 1.0
+    """So long counters stand still, since vLLM asks for them in each step."""
 
     def __init__(
         self,
@@ -106,12 +108,13 @@ class KvbraidDiskTier(SecondaryTierManager):  # type: ignore[misc] # Untyped wit
         self._scan_s: Final = settings.disk_scan_seconds
         self._next_scan = time.monotonic() + self._scan_s
         self._resting: Final = Cooldowns(failures=_FAILURES, duration=settings.rest_seconds)
-        self._transfers: Final[dict[int, _Transfer]] = {}
+        self._transfers: Final[dict[int, _OpenTransfer]] = {}
         self._results: list[TransferResult] = []
         self._known: Final[set[OffloadKey]] = set()
         self._tells: Final = offloading_spec.kv_events_config.enable_kv_cache_events
         self._news: Final[dict[OffloadKey, bool]] = {}
         self._report: Final = TierReport()
+        self._next_report = 0.0
         self._note(self._store.keys(), is_there=True)
         logger.info("kvbraid: %d records in %s.", len(self._known), settings.disk_directory)
 
@@ -175,7 +178,7 @@ class KvbraidDiskTier(SecondaryTierManager):  # type: ignore[misc] # Untyped wit
     def _submit(self, number: int, kind: Kind, chunks: list[tuple[OffloadKey, int]]) -> None:
         keys = [BlockKey.from_bytes(key) for key, _ in chunks]
         items = tuple(Item(key.group, _NO_BLOCK, _NO_BLOCK, key) for key in keys)
-        self._transfers[number] = _Transfer(is_load=kind is Kind.PROMOTE, keys=keys)
+        self._transfers[number] = _OpenTransfer(is_load=kind is Kind.PROMOTE, keys=keys)
         self._store.submit(
             Job(number=number, kind=kind, items=items, tier=_DISK),
             [self._row(chunk) for _, chunk in chunks],
@@ -209,7 +212,7 @@ class KvbraidDiskTier(SecondaryTierManager):  # type: ignore[misc] # Untyped wit
             elif result.is_over:
                 self._end_store(transfer, result)
 
-    def _end_load(self, transfer: _Transfer, result: JobResult) -> None:
+    def _end_load(self, transfer: _OpenTransfer, result: JobResult) -> None:
         """Tell of a load; a block that failed is a miss until it is stored again.
 
         Otherwise a request would ask for it again and again. What had no room in the queue stays.
@@ -226,12 +229,12 @@ class KvbraidDiskTier(SecondaryTierManager):  # type: ignore[misc] # Untyped wit
             self._resting.succeeded(_DISK)
         self._end(transfer, result)
 
-    def _end_store(self, transfer: _Transfer, result: JobResult) -> None:
+    def _end_store(self, transfer: _OpenTransfer, result: JobResult) -> None:
         stored = zip(transfer.keys, result.statuses, strict=True)
         self._note([key for key, status in stored if status is Status.OK], is_there=True)
         self._end(transfer, result)
 
-    def _end(self, transfer: _Transfer, result: JobResult) -> None:
+    def _end(self, transfer: _OpenTransfer, result: JobResult) -> None:
         good = [
             OffloadKey(key.to_bytes())
             for key, status in zip(transfer.keys, result.statuses, strict=True)
@@ -272,8 +275,12 @@ class KvbraidDiskTier(SecondaryTierManager):  # type: ignore[misc] # Untyped wit
         del extra_config
         return definitions()
 
-    def get_stats(self) -> OffloadingConnectorStats:
-        """Return what has changed since the last call."""
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return what has changed since the last report, or None if that was just before."""
+        now = time.monotonic()
+        if now < self._next_report:
+            return None
+        self._next_report = now + self.report_seconds
         return self._report.news(self._store.counts(), self._disk.counts())
 
     def check_integrity(self) -> None:
