@@ -237,6 +237,17 @@ def test_a_record_that_was_read_since_it_was_chosen_is_not_evicted(
     assert tier.counts().evicted == 1
 
 
+def test_what_is_evicted_before_it_was_seen_was_in_no_sum(directory: Directory) -> None:
+    tier = directory.open(max_records=4)
+    other = directory.open(max_records=4)
+    assert tier.store(key(2, group=1), pages(), pages()) is Status.OK  # In the same folder.
+    store(other, 2)
+    used(directory, 2, 10)
+    store(tier, 3, 4, 5, 6)
+    tier.check_integrity()
+    assert 2 not in there(directory)
+
+
 def test_one_tier_evicts_and_the_other_is_full_until_it_has_looked(directory: Directory) -> None:
     first, second = directory.open(max_records=10), directory.open(max_records=10)
     assert (first.counts().evicts, second.counts().evicts) == (True, False)

@@ -365,8 +365,11 @@ class DiskTier:
         """Note that a file is gone: one that was evicted, or a name that may be known."""
         with self._lock:
             known = self._folders.get(place)
-            num_bytes = evicted_bytes if known is None else known.names.get(name, evicted_bytes)
-            if known is None or not num_bytes:
+            if known is None:
+                return
+            # Of its own namespace it knows all names that are in the sums, of others' none.
+            num_bytes = known.names.get(name, 0 if self._is_own(place) else evicted_bytes)
+            if not num_bytes:
                 return
             if evicted_bytes and name in known.names:
                 self._note_changes([name], is_there=False)

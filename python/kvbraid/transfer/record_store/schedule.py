@@ -66,10 +66,10 @@ class Schedule:
         opened.num_open = len(opened.tasks)
         self._jobs[job.number] = opened
         self._set_deadline(opened, now)
-        for task in opened.tasks:
-            self._put(task, now)
         if not opened.tasks:
             self._answer(opened, now)
+        for task in opened.tasks:
+            self._put(task, now)
 
     def take(self, now: float) -> Task | None:
         """Take out the task that runs next; `finish` it."""
@@ -226,6 +226,7 @@ class Schedule:
             self._blocks.update((job.kind, status) for status in job.statuses)
         if job.num_open == 0:
             del self._jobs[job.number]
+            job.tasks = ()  # They name their job: a circle, which would keep their buffers.
         self._results.append(
             JobResult(
                 number=job.number,
