@@ -12,4 +12,6 @@ In reading order:
     keys     what a block is called outside of its engine, and whose blocks they are
     jobs     what the workers are told, and what they answer
     tier     what a tier has to do: six calls that may wait
+    offload/  what is stored and loaded, what tiers hold, and events of it: no bytes
+    tiered_loads   the tiers as `kvbraid.scheduler` asks them
 """

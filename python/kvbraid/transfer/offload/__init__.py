@@ -20,7 +20,7 @@ In reading order:
 """
 
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
-from kvbraid.transfer.offload.lookup import Again, Found, Source
+from kvbraid.transfer.offload.lookup import Again, Found, LoadSource
 from kvbraid.transfer.offload.manager import OffloadManager
 from kvbraid.transfer.offload.options import OffloadOptions
 
@@ -31,5 +31,5 @@ __all__ = [
     "OffloadCounts",
     "OffloadManager",
     "OffloadOptions",
-    "Source",
+    "LoadSource",
 ]

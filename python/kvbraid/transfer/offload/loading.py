@@ -1,4 +1,4 @@
-"""Loads under way: each position from its source into its block of the device.
+"""LoadsUnderWay under way: each position from its source into its block of the device.
 
     record -> host slot -> device block     LOAD, as soon as the slot has the block
              pool block -> device block     COPY, when the step has run in which the load began
@@ -19,7 +19,7 @@ from kvbraid.loads import Cause, Failures, LoadReport, Record, Target
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.announcing import UNKNOWN
-from kvbraid.transfer.offload.lookup import Found, Source
+from kvbraid.transfer.offload.lookup import Found, LoadSource
 from kvbraid.transfer.offload.promoting import Promotions
 from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
@@ -39,7 +39,7 @@ _NO_BLOCK: Final = BlockId(0)
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _Position:
     """One position of a load. It is open until its job is issued, or it has failed.
 
     Attributes:
@@ -47,8 +47,8 @@ class _Part:
         is_bad: It is not filled, or with what turned out to be garbage.
     """
 
-    load: "_Load"
-    source: Source
+    load: "_LoadUnderWay"
+    source: LoadSource
     target: BlockId
     slot: BlockId = _NO_BLOCK
     is_open: bool = True
@@ -68,34 +68,34 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
-class _Load:
+class _LoadUnderWay:
     number: int
     request: int
     step: int
     deadline: float
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[_Position] = field(default_factory=list)
     writers: dict[int, set[int]] = field(default_factory=dict)  # By job, ranks that may write.
     given_up: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
-    failed: list[tuple[_Part, Record | None, Status]] = field(default_factory=list)
-    failed_at: dict[int, list[tuple[_Part, Status]]] = field(default_factory=dict)
+    failed: list[tuple[_Position, Record | None, Status]] = field(default_factory=list)
+    failed_at: dict[int, list[tuple[_Position, Status]]] = field(default_factory=dict)
 
 
-class Loads:
+class LoadsUnderWay:
     """The loads of one cache that are not over, and those that have ended lately."""
 
     def __init__(
         self,
         tiers: TierState,
         promotions: Promotions,
-        free: Callable[[Collection[Source]], None],
+        free: Callable[[Collection[LoadSource]], None],
     ) -> None:
         self._tiers: Final = tiers
         self._promotions: Final = promotions
         self._free: Final = free
-        self._loads: Final[dict[int, _Load]] = {}
-        self._parts: Final[dict[int, list[_Part]]] = {}  # By job.
-        self._past: Final[deque[_Load]] = deque(maxlen=tiers.options.max_loads)
+        self._loads: Final[dict[int, _LoadUnderWay]] = {}
+        self._parts: Final[dict[int, list[_Position]]] = {}  # By job.
+        self._past: Final[deque[_LoadUnderWay]] = deque(maxlen=tiers.options.max_loads)
         self._reports: list[LoadReport] = []
         self._last_ended = -1
 
@@ -103,7 +103,7 @@ class Loads:
         """Begin to fill blocks with what an offer has; its pins are taken over."""
         tiers = self._tiers
         deadline = tiers.clock() + tiers.options.load_deadline
-        load = self._loads[number] = _Load(number, found.request, step, deadline)
+        load = self._loads[number] = _LoadUnderWay(number, found.request, step, deadline)
         blocks = {(target.group, target.position): target.block_id for target in targets}
         for source in found.sources:
             target = blocks.pop((source.group, source.position), None)
@@ -112,14 +112,14 @@ class Loads:
             else:
                 self._add(load, source, target)
         for (group, position), target in blocks.items():  # Nobody has it.
-            source = Source(group, position, "", _NO_BLOCK, None, UNKNOWN)
-            part = _Part(load, source, target, is_open=False)
+            source = LoadSource(group, position, "", _NO_BLOCK, None, UNKNOWN)
+            part = _Position(load, source, target, is_open=False)
             load.parts.append(part)
             load.failed.append((part, None, Status.MISS))
         self._end_ranks(load)
 
-    def _add(self, load: _Load, source: Source, target: BlockId) -> None:
-        part = _Part(load, source, target)
+    def _add(self, load: _LoadUnderWay, source: LoadSource, target: BlockId) -> None:
+        part = _Position(load, source, target)
         load.parts.append(part)
         self._tiers.counts.hits[source.tier] += 1
         if source.tier == self._tiers.host.name:
@@ -138,7 +138,7 @@ class Loads:
         for load in list(self._loads.values()):
             is_late = now >= load.deadline
             is_written = load.step <= self._last_ended
-            loads, copies = list[_Part](), list[_Part]()
+            loads, copies = list[_Position](), list[_Position]()
             for part in load.parts:
                 if part.is_open and part.slot:
                     loads.append(part)
@@ -158,7 +158,7 @@ class Loads:
                     yield job
             self._end_ranks(load)
 
-    def _item(self, part: _Part) -> Item:
+    def _item(self, part: _Position) -> Item:
         return Item(part.source.group, part.slot or part.source.block_id, part.target)
 
     # What becomes of it.
@@ -186,7 +186,7 @@ class Loads:
             self._free_part(part)
         del parts[0].load.writers[job.number]
 
-    def _free_part(self, part: _Part) -> None:
+    def _free_part(self, part: _Position) -> None:
         if part.slot:
             self._tiers.host.pins.free(part.slot)
         elif not part.source.tier:
@@ -197,7 +197,7 @@ class Loads:
         for load in list(self._loads.values()):
             self._end_ranks(load)
 
-    def _end_ranks(self, load: _Load) -> None:
+    def _end_ranks(self, load: _LoadUnderWay) -> None:
         if any(part.is_open for part in load.parts):
             return
         for rank in range(self._tiers.num_ranks):
@@ -210,7 +210,7 @@ class Loads:
         if len(load.ended) == self._tiers.num_ranks and load.number in self._loads:
             self._past.append(self._loads.pop(load.number))
 
-    def _failures(self, load: _Load, rank: int) -> Failures:
+    def _failures(self, load: _LoadUnderWay, rank: int) -> Failures:
         bad, causes = [], dict[Record, Cause]()
         for part, record, status in load.failed:
             bad.append(part)
@@ -268,13 +268,13 @@ class Loads:
         return [part.slot for part in parts if part.slot]
 
 
-def _places(request: int, parts: Collection[_Part]) -> dict[int, dict[int, set[int]]]:
+def _places(request: int, parts: Collection[_Position]) -> dict[int, dict[int, set[int]]]:
     groups: dict[int, set[int]] = {}
     for part in parts:
         groups.setdefault(part.source.group, set()).add(part.source.position)
     return {request: groups} if groups else {}
 
 
-def _has_read(part: _Part, keys: Collection[BlockKey], blocks: Collection[BlockId]) -> bool:
+def _has_read(part: _Position, keys: Collection[BlockKey], blocks: Collection[BlockId]) -> bool:
     source = part.source
     return source.key in keys if source.tier else source.block_id in blocks

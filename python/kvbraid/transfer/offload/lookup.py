@@ -28,7 +28,7 @@ class Again(Enum):
     ASK_AGAIN = auto()
 
 
-class Source(NamedTuple):
+class LoadSource(NamedTuple):
     """Where a position of the load comes from.
 
     Attributes:
@@ -66,7 +66,7 @@ class Found:
     num_pool_tokens: int
     num_tokens: int
     tier: str
-    sources: tuple[Source, ...]
+    sources: tuple[LoadSource, ...]
 
     @property
     def num_external_tokens(self) -> int:
@@ -159,7 +159,7 @@ class LookUps:
             key = index.keys[block] if index else None
             content = contents(group, position, key) if number > 1 and key else UNKNOWN
             name = index.name if index else ""
-            sources.append(Source(group, position, name, block, key, content))
+            sources.append(LoadSource(group, position, name, block, key, content))
         slowest = max(found.sources, default=0)
         return Found(
             request=request,
@@ -187,7 +187,7 @@ class LookUps:
 
         return content
 
-    def _record_sources(self, found: Found) -> list[Source]:
+    def _record_sources(self, found: Found) -> list[LoadSource]:
         return [source for source in found.sources if source.tier in self._tiers.records]
 
     def _want(self, found: Found, wait: _Wait) -> bool:
@@ -222,7 +222,7 @@ class LookUps:
         if found is not None:
             self.free(found.sources)
 
-    def free(self, sources: Iterable[Source]) -> None:
+    def free(self, sources: Iterable[LoadSource]) -> None:
         """Drop what an offer has pinned."""
         for source in sources:
             self._pins(source.tier).free(source.block_id)

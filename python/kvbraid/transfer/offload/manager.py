@@ -24,7 +24,7 @@ from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.announcing import UNKNOWN, Content
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
-from kvbraid.transfer.offload.loading import Loads
+from kvbraid.transfer.offload.loading import LoadsUnderWay
 from kvbraid.transfer.offload.lookup import Again, Found, LookUps
 from kvbraid.transfer.offload.options import OffloadOptions, RecordTier
 from kvbraid.transfer.offload.promoting import Promotions
@@ -43,7 +43,7 @@ class OffloadManager:
         ...                                         # The step runs.
         manager.step_ended(step)                    # Now its blocks may be read.
         manager.finished(rank, results)             # A rank has answered.
-        reports = manager.take_reports()            # Loads that have ended, given up or failed.
+        reports = manager.take_reports()            # LoadsUnderWay that have ended, given up or failed.
         events = manager.take_events()              # Publish these after those of the cache.
 
     Ranks run jobs in any order. A job that is taken after a step was scheduled may run beside that
@@ -89,10 +89,10 @@ class OffloadManager:
         self._tiers.is_written = self._is_written
         indexes = self._tiers.records.items()
         self._writes: Final = {name: RecordWrites(self._tiers, i) for name, i in indexes}
-        self._stores: Final = Stores(self._tiers, self._stored)
+        self._stores: Final = Stores(self._tiers, self._write_through)
         self._promotions: Final = Promotions(self._tiers, self._writes, self._write_through)
         self._lookups: Final = LookUps(self._tiers, self._promotions)
-        self._loads: Final = Loads(self._tiers, self._promotions, self._lookups.free)
+        self._loads: Final = LoadsUnderWay(self._tiers, self._promotions, self._lookups.free)
         self._opened: Final[dict[tuple[str, BlockKey], set[int]]] = {}
 
     # A request starts.
@@ -244,7 +244,7 @@ class OffloadManager:
     def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
         """Make sure that nothing copied from these blocks is ever loaded; see `Tiers`.
 
-        Loads that have read such copies are reported as failed where they did.
+        LoadsUnderWay that have read such copies are reported as failed where they did.
         """
         blocks = {*block_ids}
         self._stores.cancel(blocks)
@@ -279,10 +279,6 @@ class OffloadManager:
         self._tiers.read_rest.failed(record.tier, self._tiers.clock())
 
     # What was stored goes on to the tiers below.
-
-    def _stored(self, key: BlockKey, block: BlockId, slot: BlockId, content: Content) -> None:
-        self._tiers.origins.note(key, block)
-        self._write_through(key, slot, content)
 
     def _write_through(self, key: BlockKey, slot: BlockId, content: Content) -> None:
         for writes in self._writes.values():

@@ -22,7 +22,7 @@ _NO_BLOCK: Final = BlockId(0)
 _SPOILT: Final = frozenset({Status.MISS, Status.SHORT, Status.CORRUPT, Status.FOREIGN})
 
 
-class Waiter(Protocol):
+class RecordWaiter(Protocol):
     """Whoever waits for a record."""
 
     def promoted(self, key: BlockKey, slot: BlockId) -> None:
@@ -38,7 +38,7 @@ class _Promotion:
     tier: str
     record: BlockId
     content: Content
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: list[RecordWaiter] = field(default_factory=list)
     slot: BlockId = _NO_BLOCK
     is_cancelled: bool = False
 
@@ -58,7 +58,7 @@ class Promotions:
         self._promotions: Final[dict[BlockKey, _Promotion]] = {}  # Queued, or being read.
         self._read: Final[dict[int, list[_Promotion]]] = {}  # By job.
 
-    def want(self, key: BlockKey, tier: str, content: Content, waiter: Waiter) -> None:
+    def want(self, key: BlockKey, tier: str, content: Content, waiter: RecordWaiter) -> None:
         """Read a record into host memory, soon. The answer may come at once."""
         tiers, known = self._tiers, self._promotions.get(key)
         if (slot := tiers.host.slot_of(key)) is not None:
@@ -72,7 +72,7 @@ class Promotions:
             tiers.records[tier].pins.hold(record)
             self._promotions[key] = _Promotion(key, tier, record, content, [waiter])
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: RecordWaiter) -> None:
         """Tell somebody nothing any more. What nobody waits for is not read."""
         for promotion in list(self._promotions.values()):
             promotion.waiters = [each for each in promotion.waiters if each is not waiter]

@@ -37,10 +37,10 @@ class _Store:
 
 
 class Stores:
-    """The device blocks that are stored, or will be. `on_stored` is told of each that was."""
+    """The device blocks that are stored, or will be. `on_stored` is told of each that host memory has."""
 
     def __init__(
-        self, tiers: TierState, on_stored: Callable[[BlockKey, BlockId, BlockId, Content], None]
+        self, tiers: TierState, on_stored: Callable[[BlockKey, BlockId, Content], None]
     ) -> None:
         self._tiers: Final = tiers
         self._on_stored: Final = on_stored
@@ -104,8 +104,9 @@ class Stores:
         is_tail: bool = False,
     ) -> None:
         tiers = self._tiers
-        if key in tiers.host:
+        if (slot := tiers.host.slot_of(key)) is not None:
             tiers.host.touch(key)
+            self._on_stored(key, slot, content)  # Some tier may lack it by now.
         elif key not in self._stores:
             if len(self._stores) >= self._most:
                 tiers.drop(tiers.host.name, Drop.STORES_FULL)
@@ -163,7 +164,8 @@ class Stores:
                 self._tiers.drop(self._tiers.host.name, Drop.FAILED)
             elif store.key not in self._tiers.host:
                 self._tiers.announce(self._tiers.host, store.slot, store.key, store.content)
-                self._on_stored(store.key, store.block, store.slot, store.content)
+                self._tiers.origins.note(store.key, store.block)
+                self._on_stored(store.key, store.slot, store.content)
 
     def over(self, job: Job) -> None:
         """Free the blocks and the slots of a job."""
