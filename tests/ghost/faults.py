@@ -64,7 +64,6 @@ class Fault:
         load: The load.
         spoilt: The indices of the load's targets that fail.
         reports: What each of the ranks says that notice it.
-        roots: The faults whose garbage was loaded. It is reported with the first of them.
         num_reports: How many reports of it were delivered.
         has_happened: Whether what belongs to the event has happened before the report.
         is_late: Whether a rank had reported a good end of the load before.
@@ -76,7 +75,6 @@ class Fault:
     load: Load
     spoilt: frozenset[int]
     reports: dict[int, Failures] = field(default_factory=dict)
-    roots: Sequence["Fault"] = ()
     num_reports: int = 0
     has_happened: bool = False
     is_late: bool = False
@@ -148,6 +146,7 @@ class Tally:
     """What many cases came to."""
 
     faults: Counter[str] = field(default_factory=Counter)
+    tier_faults: Counter[str] = field(default_factory=Counter)
     cases: int = 0
     steps: int = 0
     requests: int = 0
@@ -155,6 +154,7 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         self.faults.update(other.faults)
+        self.tier_faults.update(other.tier_faults)
         self.cases += other.cases
         self.steps += other.steps
         self.requests += other.requests

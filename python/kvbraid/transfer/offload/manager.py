@@ -256,7 +256,7 @@ class OffloadManager:
     def _retract(self, key: BlockKey) -> None:
         self._tiers.origins.forget(key)
         self._promotions.retract(key)
-        for index in (self._tiers.host, *self._tiers.records.values()):
+        for index in self._indexes:
             writes = self._writes.get(index.name)
             if writes.retract(key) if writes else index.forget(key):
                 self._tiers.drop(index.name, Drop.RETRACTED)
@@ -317,8 +317,22 @@ class OffloadManager:
 
     def num_blocks(self) -> dict[str, int]:
         """Return how many blocks each tier has, by its name."""
-        indexes = (self._tiers.host, *self._tiers.records.values())
-        return {index.name: len(index) for index in indexes}
+        return {index.name: len(index) for index in self._indexes}
+
+    def contents(self) -> dict[str, dict[BlockKey, BlockId]]:
+        """Return what each tier has, by its name, and in which slot; for tests and people."""
+        return {
+            index.name: {key: slot for slot, key in index.keys.items()} for index in self._indexes
+        }
+
+    @property
+    def _indexes(self) -> list[TierIndex]:
+        return [self._tiers.host, *self._tiers.records.values()]
+
+    @property
+    def num_pinned(self) -> int:
+        """How many device blocks, slots and records are pinned; each counts once."""
+        return len(self._tiers.device) + sum(len(index.pins) for index in self._indexes)
 
     @property
     def held_blocks(self) -> list[BlockId]:
@@ -342,8 +356,8 @@ class OffloadManager:
         for name, index in tiers.records.items():
             places = [*self._promotions.places(name), *self._lookups.pinned(name)]
             assert sorted(places) == index.pins.blocks(), f"a record of {name} is pinned"
-        for index in (tiers.host, *tiers.records.values()):
+        for index in self._indexes:
             index.check_integrity()
         for key in tiers.origins:
-            is_had = any(key in i for i in (tiers.host, *tiers.records.values()))
+            is_had = any(key in index for index in self._indexes)
             assert is_had or self._is_written(key), f"nobody has {key} any more"
