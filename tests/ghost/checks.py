@@ -78,14 +78,13 @@ class Findable:
                         f"{cell} instead of {values}: {wrong}"
                     )
 
-    def check_copy(self, key: BlockKey, cell: Sequence[int]) -> None:
-        """Check what a tier has under a key."""
+    def is_right(self, key: BlockKey, cell: Sequence[int]) -> bool:
+        """Whether a tier has what a key says. It must, unless an unknown fault left garbage."""
         known = self._ends.get(key.block_hash)
-        if known is None:
-            return
-        values = self._values(key.group, *known)
-        if wrong := self.unexcused(cell[: len(values)], values):
+        values = self._values(key.group, *known) if known else []
+        if wrong := self.unexcused(cell, values):
             raise BadOutcomeError(f"a tier has {cell} for {values} of {key}: {wrong}")
+        return all(found == value for found, value in zip(cell, values, strict=False))
 
     def _values(self, group: int, end: int, expected: list[list[int]]) -> list[int]:
         if self.device.is_state[group]:

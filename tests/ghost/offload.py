@@ -1,5 +1,6 @@
 """The engine's own tiers: an `OffloadManager`, its ranks, and what is checked of them."""
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -9,6 +10,7 @@ from kvbraid.events.model import BlockStored
 from kvbraid.ids import BlockId
 from kvbraid.loads import Load, LoadReport
 from kvbraid.scheduler import Step
+from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import OffloadManager
 from kvbraid.transfer.tiered_loads import TieredLoads
 
@@ -32,7 +34,8 @@ class Offload:
         self.ranks = Ranks(device, random, num_ranks, names, own.fault_share if own else 0.0)
         self._begun: dict[int, Load] = {}
         self._executed = -1
-        self._announced: Counter[tuple[str, int, int]] = Counter()
+        self._right: dict[tuple[str, BlockKey], list[bytes | None]] = {}
+        self._announced: Counter[tuple[str, int | None, int]] = Counter()
         if own:
             self.manager = OffloadManager(
                 cache,
@@ -99,7 +102,9 @@ class Offload:
             if report.given_up or (named and report.failures):
                 failed += [self._begun[number] for number in sorted(named)]
             elif report.failures:
-                mine = [n for n, load in self._begun.items() if load.request in report.failures.places]
+                mine = [
+                    n for n, load in self._begun.items() if load.request in report.failures.places
+                ]
                 failed.append(self._begun[max(mine)])
         return failed
 
@@ -112,15 +117,26 @@ class Offload:
             step = 1 if isinstance(event, BlockStored) else -1
             for block_hash in event.block_hashes:
                 self._announced[event.medium, event.group_idx, block_hash] += step
-        found = Counter[tuple[str, int, int]]()
+        found = Counter[tuple[str, int | None, int]]()
         for tier, keys in self.manager.contents().items():
             medium = "STORAGE" if tier in self.ranks.workers[0].records else "CPU"
             for key, slot in keys.items():
                 found[medium, key.group, int.from_bytes(key.block_hash[-8:], "big")] += 1
-                for cell in self.ranks.contents(tier, key, slot):
-                    findable.check_copy(key, cell)
+                contents = self.ranks.contents(tier, key, slot)
+                if self._right.get((tier, key)) != contents:
+                    self._right[tier, key] = contents
+                    self._check_copies(findable, tier, key, contents)
         if found != +self._announced:
             raise BadOutcomeError(f"events say {self._announced}, but tiers have {found}")
+
+    def _check_copies(
+        self, findable: Findable, tier: str, key: BlockKey, contents: Sequence[bytes | None]
+    ) -> None:
+        for content in contents:
+            values = array("q")
+            values.frombytes(content or b"")
+            if not findable.is_right(key, values):
+                self._right.pop((tier, key), None)
 
     def check_idle(self) -> None:
         """Check that nothing is pinned any more."""

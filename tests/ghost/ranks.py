@@ -1,16 +1,15 @@
-"""The ranks that carry out the jobs of an `OffloadManager`, ticks later, and what goes wrong there.
+"""The ranks that carry out the jobs of an `OffloadManager`, ticks later, and what goes wrong.
 
-Each rank has a `MemoryWorker` with its part of every block, as bytes: the part of a device block is
-all of it. A block that jobs write is whole once every rank has written it and nobody else has in
-between. A job that hangs is answered, and writes afterwards.
+Each rank has a `MemoryWorker` with its part of every block, as bytes: the part of a device block
+is all of it. A block that jobs write is whole once every rank has written it, and nobody else may
+write it in between. A job that hangs is answered, and writes afterwards.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
 
 from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Job, JobResult, Kind
@@ -19,25 +18,8 @@ from kvbraid.transfer.status import Status
 
 from tests.ghost.checks import BadOutcomeError
 from tests.ghost.device import TORN, Device
+from tests.ghost.faults import DEATH, LOSS, STATUSES
 from tests.reference.memory_worker import MemoryWorker
-
-STATUSES: Final = {
-    Kind.STORE: (Status.FULL, Status.IO_ERROR, Status.TIMEOUT),
-    Kind.LOAD: (Status.IO_ERROR, Status.TIMEOUT),
-    Kind.COPY: (Status.IO_ERROR, Status.TIMEOUT),
-    Kind.WRITE: (Status.FULL, Status.IO_ERROR, Status.TIMEOUT),
-    Kind.PROMOTE: tuple(status for status in Status if status not in {Status.OK, Status.FULL}),
-    Kind.DROP: (Status.IO_ERROR,),
-}
-"""What goes wrong with each kind of job. A job that times out hangs."""
-DEATH: Final = "a tier dies"
-LOSS: Final = "a record is gone"
-
-
-def tier_cells() -> Iterator[str]:
-    """Every fault of tiers, as it is counted."""
-    yield from (f"{kind} {status}" for kind, each in STATUSES.items() for status in each)
-    yield from (DEATH, LOSS)
 
 
 @dataclass(slots=True)
@@ -61,16 +43,16 @@ class _Run:
     is_answered: bool = False
 
 
-class _Part:
+class _RankDevice(dict[int, bytes]):
     """The device as one rank's worker sees it."""
 
     def __init__(self, ranks: "Ranks") -> None:
         self._ranks = ranks
 
-    def __getitem__(self, block: BlockId) -> bytes:
+    def __getitem__(self, block: int) -> bytes:
         return array("q", self._ranks.device.cells[block]).tobytes()
 
-    def __setitem__(self, block: BlockId, content: bytes) -> None:
+    def __setitem__(self, block: int, content: bytes) -> None:
         self._ranks.land(block, content)
 
 
@@ -86,13 +68,13 @@ class Ranks:
         self.tick = 0
         self.faults: Counter[str] = Counter()
         self.workers = [
-            MemoryWorker(device=_Part(self), records={tier: {} for tier in tiers})
+            MemoryWorker(device=_RankDevice(self), records={tier: {} for tier in tiers})
             for _ in range(num_ranks)
         ]
         self._dead_until: dict[str, int] = {}
         self._queued: list[tuple[int, Job]] = []
         self._runs: list[_Run] = []
-        self._landings: dict[BlockId, _Landing] = {}
+        self._landings: dict[int, _Landing] = {}
         self._results: list[tuple[int, JobResult]] = []
 
     @property
@@ -159,9 +141,7 @@ class Ranks:
             worker.records[tier].clear()
 
     def _answer(self, run: _Run, *, is_over: bool) -> None:
-        result = JobResult(
-            number=run.job.number, statuses=tuple(run.statuses), is_over=is_over
-        )
+        result = JobResult(number=run.job.number, statuses=tuple(run.statuses), is_over=is_over)
         self._results.append((run.rank, result))
 
     def _move(self, run: _Run) -> None:
@@ -185,7 +165,7 @@ class Ranks:
             elif job.kind is Kind.WRITE and item.key is not None:
                 worker.records[job.tier].pop(item.key, None)
 
-    def land(self, block: BlockId, content: bytes | None) -> None:
+    def land(self, block: int, content: bytes | None) -> None:
         """Let one rank have written its part of a block, or garbage there."""
         landing = self._landings[block]
         if self.device.writes[block] != landing.stamp:
@@ -203,12 +183,8 @@ class Ranks:
         results, self._results = self._results, []
         return results
 
-    def contents(self, tier: str, key: BlockKey, slot: BlockId) -> Iterator[list[int]]:
-        """Yield what each rank has of a block in a tier; nothing if a dead tier has lost it."""
-        for worker in self.workers:
-            records = worker.records.get(tier)
-            content = worker.host[slot] if records is None else records.get(key)
-            if content is not None:
-                values = array("q")
-                values.frombytes(content)
-                yield list(values)
+    def contents(self, tier: str, key: BlockKey, slot: BlockId) -> list[bytes | None]:
+        """Return what each rank has of a block in a tier; None if a dead tier has lost it."""
+        if tier not in self.workers[0].records:
+            return [worker.host[slot] for worker in self.workers]
+        return [worker.records[tier].get(key) for worker in self.workers]

@@ -1,4 +1,6 @@
-"""20 000 faults in `make test`; `make soak-recovery` injects a million in the same way."""
+"""More than 20 000 faults in `make test`: some of loads from elsewhere, more of the engine's own
+tiers. `make soak-recovery` injects a million of the former, and the latter beside them.
+"""
 
 import hashlib
 import os
@@ -8,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.ghost.faults import Tally, cells
+from tests.ghost.faults import Tally, cells, tier_cells
 from tests.ghost.simulation import Simulation
 from tests.ghost.soak import replay, run_one
 
 ROOT = Path(__file__).resolve().parents[2]
 SLICES = 10
-FAULTS = 2_000  # In each slice.
+FAULTS = 1_000  # In each slice, and more than as many of the engine's own tiers.
 
 
 def inject(first_seed: int) -> Tally:
@@ -30,13 +32,16 @@ def inject(first_seed: int) -> Tally:
 def test_no_fault_lets_garbage_out_or_loses_a_token() -> None:
     tally = inject(0)
     missing = [name for name in cells() if not tally.faults[name]]
-    # A few cells have one fault in a thousand.
-    assert len(missing) <= 5, f"no fault of {missing}"
+    # Some cells have one fault in a thousand.
+    assert len(missing) <= 12, f"no fault of {missing}"
+    missing = [name for name in tier_cells() if not tally.tier_faults[name]]
+    assert not missing, f"no fault of {missing}"
 
 
 @pytest.mark.parametrize("part", range(1, SLICES))
 def test_nor_do_others(part: int) -> None:
-    assert inject(part * 1_000_000).injected >= FAULTS
+    tally = inject(part * 1_000_000)
+    assert min(tally.injected, tally.tier_faults.total()) >= FAULTS
 
 
 WRONG_ONCE = {

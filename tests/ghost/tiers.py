@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from kvbraid.ids import BlockId
 from kvbraid.loads import Record
 from kvbraid.recovery.ledger.loading import can_end_before, useful_end
 from kvbraid.scheduler import Offer, Query
@@ -105,7 +106,7 @@ class GhostTiers:
 
     # What recovery asks.
 
-    def forget_blocks(self, block_ids: Collection[int]) -> None:
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
         if self.own:
             self.own.forget_blocks(block_ids)
 

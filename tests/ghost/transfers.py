@@ -200,4 +200,3 @@ class Transfers:
     def is_busy(self) -> bool:
         """Whether a load is under way, or a report."""
         return bool(self.under_way or self.letters)
-

@@ -1,4 +1,4 @@
-"""An obvious worker: device, host memory and records are mappings to bytes, and jobs end at once."""
+"""An obvious worker: device, host memory and records map to bytes, and jobs end at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -28,8 +28,8 @@ __all__ = [
     "Again",
     "Drop",
     "Found",
+    "LoadSource",
     "OffloadCounts",
     "OffloadManager",
     "OffloadOptions",
-    "LoadSource",
 ]

@@ -8,14 +8,15 @@ where it stands.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from kvbraid.events.model import BlockStored, Event
+from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.spec import SpecKind, Topology
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.index import TierIndex
 
+TierEvent: TypeAlias = BlockStored | BlockRemoved
 _HASH_BYTES: Final = 8
 """So many of a hash's last bytes are in events."""
 
@@ -81,7 +82,7 @@ class Announcer:
     def __init__(self, topology: Topology, indexes: Sequence[TierIndex]) -> None:
         self._topology: Final = topology
         self._indexes: Final = indexes
-        self._events: list[Event] = []
+        self._events: list[TierEvent] = []
 
     def stored(self, index: TierIndex, key: BlockKey, content: Content) -> None:
         """Announce a copy that can be read from now on."""
@@ -105,13 +106,13 @@ class Announcer:
         )
         self._events.append(event)
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[TierEvent]:
         """Return the events since the last call."""
         self._events += self._removals()
         events, self._events = self._events, []
         return events
 
-    def _removals(self) -> Iterable[Event]:
+    def _removals(self) -> Iterable[BlockRemoved]:
         for index in self._indexes:
             yield from index.take_removals()
 

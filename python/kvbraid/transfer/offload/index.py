@@ -5,12 +5,11 @@ keeps its content; its key may be forgotten in the meantime. The null block is n
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from kvbraid.cache import CacheConfig, CacheManager
 from kvbraid.cache.pool import BlockPool
-from kvbraid.events.model import Event
+from kvbraid.events.model import BlockRemoved
 from kvbraid.ids import BlockId
 from kvbraid.spec import Topology
 from kvbraid.transfer.keys import BlockKey
@@ -112,9 +111,10 @@ class TierIndex:
         del self.keys[slot]
         return True
 
-    def take_removals(self) -> Iterable[Event]:
+    def take_removals(self) -> list[BlockRemoved]:
         """Return the events of what is no longer found, since the last call."""
-        return self._cache.take_events().structs()
+        events = self._cache.take_events().structs()
+        return [event for event in events if isinstance(event, BlockRemoved)]
 
     def check_integrity(self) -> None:
         """Panic unless the pool, the keys and the pins agree."""

@@ -14,14 +14,13 @@ from typing import Final
 
 from kvbraid.cache import CacheManager, KeptState
 from kvbraid.errors import InvalidValueError
-from kvbraid.events.model import Event
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.ids import BlockId
 from kvbraid.loads import LoadReport, Record, Target
 from kvbraid.reading import POSITIVE, POSITIVE_COUNT, check
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import UNKNOWN, Content
+from kvbraid.transfer.offload.announcing import UNKNOWN, Content, TierEvent
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
 from kvbraid.transfer.offload.loading import LoadsUnderWay
@@ -43,7 +42,7 @@ class OffloadManager:
         ...                                         # The step runs.
         manager.step_ended(step)                    # Now its blocks may be read.
         manager.finished(rank, results)             # A rank has answered.
-        reports = manager.take_reports()            # LoadsUnderWay that have ended, given up or failed.
+        reports = manager.take_reports()            # What ranks say of loads.
         events = manager.take_events()              # Publish these after those of the cache.
 
     Ranks run jobs in any order. A job that is taken after a step was scheduled may run beside that
@@ -197,7 +196,7 @@ class OffloadManager:
         """Return what ranks say of loads since the last call."""
         return self._loads.take_reports()
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[TierEvent]:
         """Return what tiers have got and lost since the last call, in order."""
         return self._tiers.announcer.take()
 

@@ -37,7 +37,10 @@ class _Store:
 
 
 class Stores:
-    """The device blocks that are stored, or will be. `on_stored` is told of each that host memory has."""
+    """The device blocks that are stored, or will be.
+
+    `on_stored` is told of each block that became findable and that host memory has.
+    """
 
     def __init__(
         self, tiers: TierState, on_stored: Callable[[BlockKey, BlockId, Content], None]
