@@ -1,4 +1,4 @@
-"""LoadsUnderWay under way: each position from its source into its block of the device.
+"""Loads under way: each position from its source into its block of the device.
 
     record -> host slot -> device block     LOAD, as soon as the slot has the block
              pool block -> device block     COPY, when the step has run in which the load began
@@ -112,7 +112,7 @@ class LoadsUnderWay:
             else:
                 self._add(load, source, target)
         for (group, position), target in blocks.items():  # Nobody has it.
-            source = LoadSource(group, position, "", _NO_BLOCK, None, UNKNOWN)
+            source = LoadSource(group, position, "", _NO_BLOCK, BlockKey(b"", group), UNKNOWN)
             part = _Position(load, source, target, is_open=False)
             load.parts.append(part)
             load.failed.append((part, None, Status.MISS))
@@ -124,7 +124,7 @@ class LoadsUnderWay:
         self._tiers.counts.hits[source.tier] += 1
         if source.tier == self._tiers.host.name:
             part.slot = source.block_id
-        elif source.tier and source.key is not None:
+        elif source.tier:
             self._promotions.want(source.key, source.tier, source.content, part)
             self._free([source])
 
@@ -144,7 +144,7 @@ class LoadsUnderWay:
                     loads.append(part)
                 elif part.is_open and not part.source.tier and is_written:
                     copies.append(part)
-                elif part.is_open and part.source.tier and is_late and part.source.key:
+                elif part.is_open and part.source.tier and is_late:
                     self._promotions.leave(part)
                     part.not_promoted(part.source.key, part.source.tier, Status.TIMEOUT)
             for kind, parts in ((Kind.LOAD, loads), (Kind.COPY, copies)):
@@ -218,7 +218,7 @@ class LoadsUnderWay:
                 causes[record] = CAUSES[status]
         for part, status in load.failed_at.get(rank, ()):
             bad.append(part)
-            if part.source.key is not None:
+            if part.source.tier:
                 record = Record(self._tiers.host.name, part.source.key.to_bytes())
                 causes[record] = CAUSES[status]
         for part in bad:
@@ -228,8 +228,8 @@ class LoadsUnderWay:
     # Garbage.
 
     def retract(self, keys: Collection[BlockKey], blocks: Collection[BlockId]) -> None:
-        """Report what was filled from these records, or copied from these blocks of the pool."""
-        for load in [*self._loads.values(), *self._past]:
+        """Fail what is filled from these records, or copied from these blocks of the pool."""
+        for load in self._loads.values():
             bad = [p for p in load.parts if not p.is_bad and _has_read(p, keys, blocks)]
             for part in bad:
                 part.is_bad = True
@@ -237,12 +237,24 @@ class LoadsUnderWay:
                     part.is_open = False
                     self._promotions.leave(part)
                     self._free_part(part)
-            if load.number in self._loads:
-                load.failed += [(part, None, Status.MISS) for part in bad]
-            elif bad:
+            load.failed += [(part, None, Status.MISS) for part in bad]
+        self.failed_early()
+
+    def report_past(
+        self,
+        keys: Collection[BlockKey],
+        contents: Collection[BlockKey],
+        blocks: Collection[BlockId],
+    ) -> None:
+        """Report what loads that have ended have read: records, or these contents of blocks."""
+        for load in self._past:
+            bad = [p for p in load.parts if not p.is_bad and _has_read(p, keys, blocks)]
+            bad = [p for p in bad if p.source.tier or p.source.key in contents]
+            for part in bad:
+                part.is_bad = True
+            if bad:
                 failures = Failures(places=_places(load.request, bad))
                 self._reports.append(LoadReport(rank=0, failures=failures))
-        self.failed_early()
 
     def take_reports(self) -> list[LoadReport]:
         """Return the reports since the last call."""

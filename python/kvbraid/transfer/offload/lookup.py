@@ -36,7 +36,7 @@ class LoadSource(NamedTuple):
         position: The position in the request's table.
         tier: The tier's name; "" for a block of the cache's own pool.
         block_id: The block, or the slot of the tier's index.
-        key: What the tier calls the block; None for one of the pool.
+        key: What the block is called.
         content: What events say of it.
     """
 
@@ -44,7 +44,7 @@ class LoadSource(NamedTuple):
     position: int
     tier: str
     block_id: BlockId
-    key: BlockKey | None
+    key: BlockKey
     content: Content
 
 
@@ -76,8 +76,8 @@ class Found:
     @property
     def records(self) -> tuple[Record, ...]:
         """What is read."""
-        keyed = ((source.tier, source.key) for source in self.sources)
-        return tuple(Record(tier, key.to_bytes()) for tier, key in keyed if key is not None)
+        read = (source for source in self.sources if source.tier)
+        return tuple(Record(source.tier, source.key.to_bytes()) for source in read)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,11 +153,15 @@ class LookUps:
         if not found.num_external_tokens:
             return None
         contents = self._contents(request, found)
+        fills = found.fills()
+        infos = iter(
+            tiers.cache.pool.describe([fill.block_id for fill in fills if not fill.source])
+        )
         sources = []
-        for group, position, number, block in found.fills():
+        for group, position, number, block in fills:
             index = indexes[number - 1] if number else None
-            key = index.keys[block] if index else None
-            content = contents(group, position, key) if number > 1 and key else UNKNOWN
+            key = index.keys[block] if index else BlockKey(next(infos).block_hash or b"", group)
+            content = contents(group, position, key) if number > 1 else UNKNOWN
             name = index.name if index else ""
             sources.append(LoadSource(group, position, name, block, key, content))
         slowest = max(found.sources, default=0)
@@ -194,7 +198,7 @@ class LookUps:
         """Have the records read that an offer needs; return whether any is still to come."""
         for source in self._record_sources(found):
             key = source.key
-            if key is not None and key not in wait.missing:
+            if key not in wait.missing:
                 wait.missing.add(key)
                 self._promotions.want(key, source.tier, source.content, wait)
         return bool(wait.missing)

@@ -20,7 +20,7 @@ from kvbraid.loads import LoadReport, Record, Target
 from kvbraid.reading import POSITIVE, POSITIVE_COUNT, check
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import UNKNOWN, Content, TierEvent
+from kvbraid.transfer.offload.announcing import Content, TierEvent
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
 from kvbraid.transfer.offload.loading import LoadsUnderWay
@@ -210,15 +210,13 @@ class OffloadManager:
         Raises:
             InvalidValueError: There is no such tier.
         """
-        index, writes = self._index(tier), self._writes[tier]
+        self._index(tier)
         for key in keys:
-            if key in index or writes.is_writing(key) or writes.is_dropping(key):
-                continue
             ranks = self._opened.setdefault((tier, key), set())
             ranks.add(rank)
             if len(ranks) == self._tiers.num_ranks:
                 del self._opened[tier, key]
-                writes.keep(key, UNKNOWN)
+                self._writes[tier].opened(key)
 
     def vanished(self, tier: str, keys: Iterable[BlockKey]) -> None:
         """Forget records that a tier has dropped by itself.
@@ -243,14 +241,19 @@ class OffloadManager:
     def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
         """Make sure that nothing copied from these blocks is ever loaded; see `Tiers`.
 
-        LoadsUnderWay that have read such copies are reported as failed where they did.
+        Loads that read such a copy fail where they do. Loads that have ended are reported late, if
+        a hash still finds the content that they have read in one of the blocks: otherwise the
+        block may hold something else by now.
         """
         blocks = {*block_ids}
+        infos = self._tiers.cache.pool.describe([*block_ids])
+        named = {BlockKey(i.block_hash, i.group or 0) for i in infos if i.block_hash}
         self._stores.cancel(blocks)
         keys = self._tiers.origins.keys_of(blocks)
+        self._loads.report_past(named.intersection(keys), named, blocks)
         for key in keys:
             self._retract(key)
-        self._loads.retract({*keys}, blocks)
+        self._loads.retract(keys, blocks)
 
     def _retract(self, key: BlockKey) -> None:
         self._tiers.origins.forget(key)

@@ -15,7 +15,7 @@ from typing import Final
 from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import Content
+from kvbraid.transfer.offload.announcing import UNKNOWN, Content
 from kvbraid.transfer.offload.counts import Drop
 from kvbraid.transfer.offload.index import TierIndex
 from kvbraid.transfer.offload.tiers import TierState
@@ -29,7 +29,7 @@ class _Write:
     key: BlockKey
     slot: BlockId
     content: Content
-    is_cancelled: bool = False
+    is_bad: bool = False  # The record is not to stay.
 
 
 class RecordWrites:
@@ -45,10 +45,6 @@ class RecordWrites:
         self._written: Final[dict[int, list[_Write]]] = {}  # By job.
         self._to_drop: Final[deque[BlockKey]] = deque()
         self._dropping: Final[set[BlockKey]] = set()  # Queued, or being dropped.
-
-    def is_dropping(self, key: BlockKey) -> bool:
-        """Whether a record is to go, or is going."""
-        return key in self._dropping
 
     def is_writing(self, key: BlockKey) -> bool:
         """Whether a record will be there."""
@@ -92,18 +88,20 @@ class RecordWrites:
             self._dropped(job, statuses)
             return
         for write, status in zip(self._written[job.number], statuses, strict=True):
-            if not write.is_cancelled:
+            if not write.is_bad:
                 del self._writes[write.key]
             if status is Status.OK:
                 tiers.write_rest.succeeded(name)
             else:
                 tiers.write_rest.failed(name, tiers.clock())
                 tiers.drop(name, Drop.FAILED)
-            if status is not Status.OK or write.is_cancelled:
-                # Some rank may have written its part, and a call that hangs may still do so.
-                self._dropping.add(write.key)
-            elif not self.keep(write.key, write.content):
+            # Some rank may have written its part, and a call that hangs may still do so.
+            write.is_bad |= status is not Status.OK
+            if not write.is_bad and not self._keep(write.key, write.content):
+                write.is_bad = True
                 tiers.drop(name, Drop.NO_SLOT)
+            if write.is_bad:
+                self._dropping.add(write.key)
 
     def _dropped(self, job: Job, statuses: Sequence[Status]) -> None:
         """Forget what is gone. What is not is neither read nor written, and dropped again."""
@@ -121,17 +119,22 @@ class RecordWrites:
             return
         for write in self._written.pop(job.number):
             self._tiers.host.pins.free(write.slot)
-            if write.key in self._dropping and write.key not in self._to_drop:
+            if write.is_bad:
                 self._to_drop.append(write.key)
 
-    def keep(self, key: BlockKey, content: Content) -> bool:
+    def opened(self, key: BlockKey) -> None:
+        """Take in a record that the tier has without having been told to."""
+        is_known = key in self._index or key in self._writes or key in self._dropping
+        if not is_known and not self._keep(key, UNKNOWN):
+            self.discard(key)
+
+    def _keep(self, key: BlockKey, content: Content) -> bool:
         """Make a record findable, and drop the one that was used longest ago if there is no room.
 
-        Returns False if all are in use: then this one is dropped.
+        Returns False if all are in use.
         """
         taken = self._index.take()
         if taken is None:
-            self._dropping.add(key)
             return False
         if taken.evicted is not None:
             self._tiers.gone(self._index, taken.evicted, Drop.EVICTED)
@@ -166,7 +169,7 @@ class RecordWrites:
             self._queue.remove(write)
             self._tiers.host.pins.free(write.slot)
         else:  # It may still land, so nothing else is written there before it is dropped.
-            write.is_cancelled = True
+            write.is_bad = True
             self._dropping.add(write.key)
 
     @property
