@@ -6,7 +6,7 @@
 Invariant: what a position reads is pinned until no rank reads it any more. Each rank reports the
 end of a load once, when it writes no block of it any more and none is still to come. Every
 position that is not filled is in its report. A load that has ended is remembered for a while: if
-what it has read turns out to be garbage, that is reported as well.
+a block of the pool that it has copied turns out to be garbage, that is reported as well.
 """
 
 from collections import deque
@@ -53,6 +53,11 @@ class _Position:
     slot: BlockId = _NO_BLOCK
     is_open: bool = True
     is_bad: bool = False
+
+    @property
+    def content(self) -> tuple[BlockId, BlockKey] | None:
+        """The block of the pool that it copies, and what that holds; None if it reads a record."""
+        return None if self.source.tier else (self.source.block_id, self.source.key)
 
     def promoted(self, key: BlockKey, slot: BlockId) -> None:
         """Learn which slot to read; it is pinned until that is over."""
@@ -240,16 +245,10 @@ class LoadsUnderWay:
             load.failed += [(part, None, Status.MISS) for part in bad]
         self.failed_early()
 
-    def report_past(
-        self,
-        keys: Collection[BlockKey],
-        contents: Collection[BlockKey],
-        blocks: Collection[BlockId],
-    ) -> None:
-        """Report what loads that have ended have read: records, or these contents of blocks."""
+    def report_past(self, contents: Collection[tuple[BlockId, BlockKey]]) -> None:
+        """Report where loads that have ended have copied these contents of blocks of the pool."""
         for load in self._past:
-            bad = [p for p in load.parts if not p.is_bad and _has_read(p, keys, blocks)]
-            bad = [p for p in bad if p.source.tier or p.source.key in contents]
+            bad = [p for p in load.parts if not p.is_bad and p.content in contents]
             for part in bad:
                 part.is_bad = True
             if bad:

@@ -241,16 +241,18 @@ class OffloadManager:
     def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
         """Make sure that nothing copied from these blocks is ever loaded; see `Tiers`.
 
-        Loads that read such a copy fail where they do. Loads that have ended are reported late, if
-        a hash still finds the content that they have read in one of the blocks: otherwise the
-        block may hold something else by now.
+        Call it before the blocks lose their hashes. Loads under way that read such a copy, or one
+        of the blocks, fail where they do. So do loads that have copied one of the blocks and have
+        ended, if a hash finds there what they have copied: otherwise it holds something else by
+        now. A load that has read a record was begun when the pool did not have the block any more:
+        if such a load has ended, nobody is told.
         """
         blocks = {*block_ids}
-        infos = self._tiers.cache.pool.describe([*block_ids])
-        named = {BlockKey(i.block_hash, i.group or 0) for i in infos if i.block_hash}
+        infos = zip(block_ids, self._tiers.cache.pool.describe([*block_ids]), strict=True)
+        found = {(b, BlockKey(i.block_hash, i.group or 0)) for b, i in infos if i.block_hash}
+        self._loads.report_past(found)
         self._stores.cancel(blocks)
         keys = self._tiers.origins.keys_of(blocks)
-        self._loads.report_past(named.intersection(keys), named, blocks)
         for key in keys:
             self._retract(key)
         self._loads.retract(keys, blocks)

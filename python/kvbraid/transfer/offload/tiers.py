@@ -87,8 +87,12 @@ class TierState:
         return taken.slot
 
     def gone(self, index: TierIndex, key: BlockKey, why: Drop) -> None:
-        """Count a block that a tier lacks now; forget where it came from if none has it."""
+        """Count a block that a tier lacks now."""
         self.drop(index.name, why)
+        self.forget_origin(key)
+
+    def forget_origin(self, key: BlockKey) -> None:
+        """Forget where a block came from if no tier has it, or will."""
         others = (self.host, *self.records.values())
         if not any(key in other for other in others) and not self.is_written(key):
             self.origins.forget(key)

@@ -102,6 +102,7 @@ class RecordWrites:
                 tiers.drop(name, Drop.NO_SLOT)
             if write.is_bad:
                 self._dropping.add(write.key)
+                tiers.forget_origin(write.key)
 
     def _dropped(self, job: Job, statuses: Sequence[Status]) -> None:
         """Forget what is gone. What is not is neither read nor written, and dropped again."""
@@ -160,11 +161,11 @@ class RecordWrites:
 
     def close(self) -> None:
         """Write nothing more; what is being written is pinned until it is over."""
-        for write in self._writes.values():
-            self._cancel(write)
-        self._writes.clear()
+        for key in list(self._writes):
+            self._cancel(self._writes.pop(key))
 
     def _cancel(self, write: _Write) -> None:
+        self._tiers.forget_origin(write.key)
         if write in self._queue:
             self._queue.remove(write)
             self._tiers.host.pins.free(write.slot)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvbraid.cache import CacheConfig, CacheManager, Match, Need
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.ids import BlockId
 from kvbraid.loads import LoadReport, Target
 from kvbraid.recovery.ledger.loading import targets_of
@@ -71,22 +72,27 @@ class Engine:
 
     # Requests.
 
-    def compute(self, tokens: Sequence[int], *, to_end: bool = True) -> int:
+    def compute(
+        self, tokens: Sequence[int], *, extra: ExtraKeys = NO_EXTRA_KEYS, to_end: bool = True
+    ) -> int:
         """Compute a prompt in a step of its own, without any hit; return its request."""
-        request = self.cache.add(tokens)
-        self.manager.lookup(request, tokens)
-        self.cache.start_step()
-        assert self.cache.allocate([Need(request=request, num_new_tokens=len(tokens))]).num_fit
-        self.write(request, len(tokens))
-        self.step(to_end=to_end)
+        request = self.cache.add(tokens, extra=extra)
+        self.manager.lookup(request, tokens, extra=extra)
+        self.compute_known(request, tokens, to_end=to_end)
         return request
 
-    def write(self, request: int, num_tokens: int) -> None:
+    def compute_known(self, request: int, tokens: Sequence[int], *, to_end: bool = True) -> None:
+        """Compute a prompt that the cache knows."""
+        self.cache.start_step()
+        assert self.cache.allocate([Need(request=request, num_new_tokens=len(tokens))]).num_fit
+        self.write(request)
+        self.step(to_end=to_end)
+
+    def write(self, request: int) -> None:
         """Write every block of a request that a hash finds."""
         keys = {}
         for (group, digest), blocks in self.cache.debug.cached().items():
             keys.update(dict.fromkeys(blocks, BlockKey(digest, group)))
-        del num_tokens
         for table in self.cache.blocks(request):
             for block in filter(keys.get, table):
                 for rank, worker in enumerate(self.workers):
@@ -165,9 +171,12 @@ class Engine:
 
     def end(self, job: Job) -> None:
         """Let one job end at all ranks."""
+        self.end_now(job)
+        self.jobs.remove(job)
+
+    def end_now(self, job: Job) -> None:
         for rank in range(self.num_ranks):
             self.answer(job, rank)
-        self.jobs.remove(job)
 
     def answer(self, job: Job, rank: int, *, is_over: bool = True) -> None:
         """Let a job be answered by one rank."""

@@ -1,18 +1,16 @@
 """Random lives of a manager: whatever ranks and tiers do, nothing is wrong, lost or left pinned."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from kvbraid.cache import Match, Need
+from kvbraid.cache import Need
 from kvbraid.ids import BlockId
-from kvbraid.loads import Load, Record, Target
+from kvbraid.loads import Record, Target
 from kvbraid.recovery.ledger.loading import targets_of
 from kvbraid.spec import Topology
-from kvbraid.transfer.jobs import Item, Job, JobResult, Kind
+from kvbraid.transfer.jobs import Job, JobResult
 from kvbraid.transfer.offload import Found, OffloadOptions
 from kvbraid.transfer.status import Status
 
@@ -22,11 +20,14 @@ from tests.unit.transfer.offload.engine import (
     STATE,
     WINDOW,
     Engine,
-    all_well,
-    content_of,
 )
 
-TOPOLOGIES = (HYBRID, Topology(groups=(FULL,)), Topology(groups=(FULL, STATE)), Topology(groups=(WINDOW,)))
+TOPOLOGIES = (
+    HYBRID,
+    Topology(groups=(FULL,)),
+    Topology(groups=(FULL, STATE)),
+    Topology(groups=(WINDOW,)),
+)
 PROMPTS = (tuple(range(9)), tuple(range(22)), (*range(13), *range(40, 50)), tuple(range(60, 77)))
 
 
@@ -41,7 +42,9 @@ class Life(RuleBasedStateMachine):
         host_slots=st.integers(1, 30),
         tiers=st.sampled_from([(), (("disk", 6),), (("disk", 40), ("far", 3))]),
         num_ranks=st.integers(1, 2),
-        limits=st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(1, 20), st.integers(1, 5)),
+        limits=st.tuples(
+            st.integers(1, 20), st.integers(1, 20), st.integers(1, 20), st.integers(1, 5)
+        ),
         deadline=st.sampled_from([0, 2, 100]),
     )
     def begin(
@@ -240,4 +243,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLife.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
