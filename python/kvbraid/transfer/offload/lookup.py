@@ -16,7 +16,7 @@ from kvbraid.ids import BlockId
 from kvbraid.loads import Record
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.announcing import UNKNOWN, Content
-from kvbraid.transfer.offload.index import Pins
+from kvbraid.transfer.offload.index import Pins, TierIndex
 from kvbraid.transfer.offload.promoting import Promotions
 from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
@@ -142,14 +142,21 @@ class LookUps:
     def _deadline(self) -> float:
         return self._tiers.clock() + self._tiers.options.promote_deadline
 
-    def _match(self, request: int, refused: Collection[str]) -> Found | None:
+    def match_over(
+        self, request: int, refused: Collection[str]
+    ) -> tuple[TierMatch, Sequence[TierIndex]]:
+        """Return what a request can reuse, and the indexes that were asked."""
         tiers = self._tiers
         left_out = {*refused, *tiers.read_rest.cooling(tiers.clock())}
-        if tiers.host.name in left_out:  # Whatever is loaded comes through host memory.
-            return None
         below = [index for name, index in tiers.records.items() if name not in left_out]
-        indexes = [tiers.host, *below]
-        found = tiers.cache.tiers.match_over(request, [index.pool for index in indexes])
+        # Whatever is loaded comes through host memory.
+        indexes = [] if tiers.host.name in left_out else [tiers.host, *below]
+        pools = [index.pool for index in indexes]
+        return tiers.cache.tiers.match_over(request, pools), indexes
+
+    def _match(self, request: int, refused: Collection[str]) -> Found | None:
+        tiers = self._tiers
+        found, indexes = self.match_over(request, refused)
         if not found.num_external_tokens:
             return None
         contents = self._contents(request, found)

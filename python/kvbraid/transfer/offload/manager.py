@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import Final
 
-from kvbraid.cache import CacheManager, KeptState
+from kvbraid.cache import CacheManager, KeptState, TierMatch
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.ids import BlockId
@@ -93,6 +93,7 @@ class OffloadManager:
         self._lookups: Final = LookUps(self._tiers, self._promotions)
         self._loads: Final = LoadsUnderWay(self._tiers, self._promotions, self._lookups.free)
         self._opened: Final[dict[tuple[str, BlockKey], set[int]]] = {}
+        self._most_opened: Final = 2 * sum(tier.num_records for tier in named)
 
     # A request starts.
 
@@ -120,6 +121,10 @@ class OffloadManager:
             may_wait: Whether the caller can ask again.
         """
         return self._lookups.lookup(request, tokens, extra, refused, may_wait=may_wait)
+
+    def match_over(self, request: int, refused: Collection[str] = ()) -> TierMatch:
+        """Return how much a request can reuse now, without asking for it: changes nothing."""
+        return self._lookups.match_over(request, refused)[0]
 
     def begin_load(self, number: int, step: int, targets: Sequence[Target], request: int) -> None:
         """Begin the load of a request's latest offer, in this step.
@@ -217,6 +222,8 @@ class OffloadManager:
             if len(ranks) == self._tiers.num_ranks:
                 del self._opened[tier, key]
                 self._writes[tier].opened(key)
+            elif len(self._opened) > self._most_opened:
+                del self._opened[next(iter(self._opened))]
 
     def vanished(self, tier: str, keys: Iterable[BlockKey]) -> None:
         """Forget records that a tier has dropped by itself.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvbraid.cache import CacheConfig, CacheManager, Match, Need
+from kvbraid.cache import CacheConfig, CacheManager, Dense, Match, Need, Retention
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.ids import BlockId
 from kvbraid.loads import LoadReport, Target
@@ -40,16 +40,9 @@ class Engine:
     tiers: Sequence[tuple[str, int]] = ()
     num_ranks: int = 1
     options: OffloadOptions = field(default_factory=OffloadOptions)
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
-        config = CacheConfig(
-            topology=self.topology,
-            num_blocks=self.num_blocks,
-            hash_seed="0",
-            events=True,
-            findable=True,
-        )
-        self.cache = CacheManager(config)
         self.workers = [
             MemoryWorker(records={name: {} for name, _ in self.tiers})
             for _ in range(self.num_ranks)
@@ -58,10 +51,23 @@ class Engine:
         self.jobs: list[Job] = []
         self.num_steps = 0
         self.num_loads = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Start with an empty pool and an empty host tier."""
+        config = CacheConfig(
+            topology=self.topology,
+            num_blocks=self.num_blocks,
+            hash_seed="0",
+            events=True,
+            findable=True,
+            retention=self.retention or Dense(),
+        )
+        self.cache = CacheManager(config)
         self.start()
 
     def start(self) -> None:
-        """Start with an empty host tier: as after a restart."""
+        """Start with an empty host tier."""
         self.manager = OffloadManager(
             self.cache,
             host_slots=self.host_slots,
