@@ -228,7 +228,7 @@ soak-recovery: .venv-wheel/installed ## Let loads fail in every way, a million t
 soak-router: .venv-wheel/installed ## Let pods fail before a gateway for SECONDS (7200), with random traffic
 	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m tests.soak_router --seconds $(SECONDS) --seed $(SEED)
 
-mutants: .venv/built ## Plant 73 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
+mutants: .venv/built ## Plant 77 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU

@@ -8,6 +8,7 @@ time; `test_table.py` checks that texts and tests can still be found.
 from typing import Final
 
 from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.of_offload import OF_OFFLOAD
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
 from tests.mutants.of_tiers import OF_TIERS
@@ -583,4 +584,4 @@ OF_RECOVERY: Final = (
     ),
 )
 
-MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION + OF_ROUTING + OF_TIERS
+MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION + OF_ROUTING + OF_TIERS + OF_OFFLOAD

@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.of_offload import OF_OFFLOAD
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
 from tests.mutants.of_tiers import OF_TIERS
@@ -27,7 +28,8 @@ TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
 def test_there_are_so_many_of_each_table() -> None:
     assert (len(OF_THE_STUDY), len(OF_RECOVERY)) == (9, 15)
     assert (len(OF_RETENTION), len(OF_ROUTING), len(OF_TIERS)) == (19, 11, 3)
-    assert len(MUTANTS) == 73
+    assert len(OF_OFFLOAD) == 4
+    assert len(MUTANTS) == 77
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 

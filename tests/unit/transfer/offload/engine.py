@@ -204,7 +204,7 @@ class Engine:
             for key, slot in keys.items():
                 for rank, worker in enumerate(self.workers):
                     records = worker.records.get(tier)
-                    found = worker.host[slot] if records is None else records.get(key)
+                    found = worker.host.get(slot) if records is None else records.get(key)
                     assert found in {content_of(key, rank), None if records is not None else b""}
 
     def check_idle(self) -> None:
