@@ -5,7 +5,6 @@ from random import Random
 from typing import Final
 
 import pytest
-
 from kvbraid.cache import Interval, Match, Need
 from kvbraid.engine import EngineProfile
 from kvbraid.events.wire import encode_batch

@@ -50,8 +50,9 @@ OF_OFFLOAD: Final = (
         (
             Edit(
                 f"{ROOM}/announcing.py",
-                "        self._events += index.take_removals()\n        spec",
-                "        spec",
+                "        self._events += removals\n        self._run.append((key, content))",
+                "        self._run.append((key, content))\n        self._end_run()\n"
+                "        self._events += removals",
             ),
         ),
         (f"{UNIT}/test_storing.py::test_a_full_host_loses_what_was_used_longest_ago",),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvbraid.cache import CacheConfig, CacheManager
-from kvbraid.loads import Load, Query, Record
 from kvbraid.hashing import NO_EXTRA_KEYS
+from kvbraid.loads import Load, Query, Record
 from kvbraid.scheduler import Output, SchedulerOptions, StepResult
 from kvbraid.scheduler.scheduler import Scheduler
 from kvbraid.spec import GroupSpec, SpecKind, Topology
@@ -19,6 +19,7 @@ from tests.reference.memory_worker import MemoryWorker
 
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4)
 WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4, window=8)
+HYBRID = Topology(groups=(FULL, WINDOW))
 PROMPT = list(range(18))
 
 
@@ -26,7 +27,7 @@ PROMPT = list(range(18))
 class ScheduledEngine:
     """Steps run one after the other; each block that is written holds what computed it."""
 
-    topology: Topology = Topology(groups=(FULL, WINDOW))
+    topology: Topology = HYBRID
     bad: set[tuple[Kind, BlockKey]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -3,11 +3,11 @@
 Invariant: a store is announced when its copy can be read, a removal when it no longer can, and a
 removal of one copy before the store of the next. A store says its tokens and what comes before
 them if the request is known; otherwise it is a placeholder (`block_size` 0), whose hash alone says
-where it stands.
+where it stands. Blocks that follow each other in one tier and group are one event.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from kvbraid.events.model import BlockRemoved, BlockStored
@@ -83,38 +83,65 @@ class Announcer:
         self._topology: Final = topology
         self._indexes: Final = indexes
         self._events: list[TierEvent] = []
+        self._run: list[tuple[BlockKey, Content]] = []  # Blocks that one event tells of.
+        self._run_of: TierIndex = indexes[0]
 
     def stored(self, index: TierIndex, key: BlockKey, content: Content) -> None:
         """Announce a copy that can be read from now on."""
-        self._events += index.take_removals()
-        spec, extra = self._topology.groups[key.group], content.extra
-        is_first = content.parent is None
-        keys: list[str] = [extra.lora.name] if extra.lora else []
-        keys += [extra.cache_salt] if extra.cache_salt and is_first else []
-        is_known = bool(content.token_ids)
+        removals = index.take_removals()
+        if removals or index is not self._run_of or not self._continues(key, content):
+            self._end_run()
+            self._run_of = index
+        self._events += removals
+        self._run.append((key, content))
+
+    def _continues(self, key: BlockKey, content: Content) -> bool:
+        """Whether a block comes right after the last one of the run."""
+        if not self._run or not content.token_ids:
+            return False
+        last, before = self._run[-1]
+        is_next = key.group == last.group and content.parent == last.block_hash
+        return is_next and content.extra == before.extra
+
+    def _end_run(self) -> None:
+        if not self._run:
+            return
+        key, first = self._run[0]
+        spec, extra, is_known = (
+            self._topology.groups[key.group],
+            first.extra,
+            bool(first.token_ids),
+        )
         event = BlockStored(
-            block_hashes=(_short(key.block_hash),),
-            parent_block_hash=None if content.parent is None else _short(content.parent),
-            token_ids=content.token_ids,
+            block_hashes=tuple(_short(key.block_hash) for key, _ in self._run),
+            parent_block_hash=None if first.parent is None else _short(first.parent),
+            token_ids=tuple(token for _, content in self._run for token in content.token_ids),
             block_size=spec.block_size if is_known else 0,
-            medium=index.medium,
+            medium=self._run_of.medium,
             lora_name=extra.lora.name if extra.lora else None,
-            extra_keys=(tuple(keys) or None,) if is_known else None,
+            extra_keys=tuple(map(_extra_keys, self._run)) if is_known else None,
             group_idx=key.group,
             kv_cache_spec_kind=spec.kind.value,
             kv_cache_spec_sliding_window=spec.window if spec.kind.is_window else None,
         )
         self._events.append(event)
+        self._run = []
 
     def take(self) -> list[TierEvent]:
         """Return the events since the last call."""
-        self._events += self._removals()
+        self._end_run()
+        for index in self._indexes:
+            self._events += index.take_removals()
         events, self._events = self._events, []
         return events
 
-    def _removals(self) -> Iterable[BlockRemoved]:
-        for index in self._indexes:
-            yield from index.take_removals()
+
+def _extra_keys(block: tuple[BlockKey, Content]) -> tuple[str, ...] | None:
+    """What separates a block from others with its tokens: an adapter; a salt, in the first one."""
+    extra, is_first = block[1].extra, block[1].parent is None
+    keys = [extra.lora.name] if extra.lora else []
+    keys += [extra.cache_salt] if extra.cache_salt and is_first else []
+    return tuple(keys) or None
 
 
 def _short(block_hash: bytes) -> int:

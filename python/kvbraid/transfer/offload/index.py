@@ -66,10 +66,11 @@ class TierIndex:
         self.pool: Final = self._cache.pool
         self.pins: Final = Pins(self.pool)
         self.keys: Final[dict[BlockId, BlockKey]] = {}
+        self._slots: Final[dict[BlockKey, BlockId]] = {}
 
     def __contains__(self, key: BlockKey) -> bool:
         """Whether the tier has a block."""
-        return self.slot_of(key) is not None
+        return key in self._slots
 
     def __len__(self) -> int:
         """How many blocks the tier has."""
@@ -77,8 +78,7 @@ class TierIndex:
 
     def slot_of(self, key: BlockKey) -> BlockId | None:
         """Return the slot that holds a block; None if none does."""
-        holders = self.pool.holders(key.group, key.block_hash)
-        return holders[0] if holders else None
+        return self._slots.get(key)
 
     def take(self) -> Taken | None:
         """Take the slot that was used least recently; None if all are pinned."""
@@ -86,14 +86,17 @@ class TierIndex:
             return None
         (slot,) = self.pool.take(1)
         self.pins.adopt(slot)
-        return Taken(slot, self.keys.pop(slot, None))
+        evicted = self.keys.pop(slot, None)
+        if evicted is not None:
+            del self._slots[evicted]
+        return Taken(slot, evicted)
 
     def add(self, slot: BlockId, key: BlockKey, num_tokens: int) -> None:
         """Make a block findable in a slot that is pinned."""
         assert slot not in self.keys, f"slot {slot} of {self.name} holds something"
         assert key not in self, f"{key} is in {self.name} already"
         self.pool.register(slot, key.group, key.block_hash, num_tokens)
-        self.keys[slot] = key
+        self.keys[slot], self._slots[key] = key, slot
 
     def touch(self, key: BlockKey) -> None:
         """Note that a block was used now."""
@@ -104,7 +107,7 @@ class TierIndex:
 
     def forget(self, key: BlockKey) -> bool:
         """Make sure that a block is not found any more; return whether it was."""
-        slot = self.slot_of(key)
+        slot = self._slots.pop(key, None)
         if slot is None:
             return False
         self.pool.forget([slot])
@@ -113,12 +116,15 @@ class TierIndex:
 
     def take_removals(self) -> list[BlockRemoved]:
         """Return the events of what is no longer found, since the last call."""
-        events = self._cache.take_events().structs()
-        return [event for event in events if isinstance(event, BlockRemoved)]
+        events = self._cache.take_events()
+        if not events:  # Decoding takes longer than asking.
+            return []
+        return [event for event in events.structs() if isinstance(event, BlockRemoved)]
 
     def check_integrity(self) -> None:
         """Panic unless the pool, the keys and the pins agree."""
         self._cache.debug.check_integrity(self.pins.blocks())
         found = {slot: BlockKey(h, g) for (g, h), (slot,) in self._cache.debug.cached().items()}
         assert found == self.keys, f"{self.name} finds {found} instead of {self.keys}"
+        assert self._slots == {key: slot for slot, key in found.items()}
         assert 0 not in found, "the null block is no slot"

@@ -20,14 +20,15 @@ def stored(engine: Engine) -> list[BlockStored]:
 def test_a_store_says_its_tokens_and_what_comes_before() -> None:
     engine = Engine(topology=Topology(groups=(FULL,)), tiers=[("disk", 9)])
     request = engine.compute(PROMPT)
-    first, second = (h[-8:] for h in engine.cache.tiers.block_hashes(request))
+    hashes = [int.from_bytes(h[-8:], "big") for h in engine.cache.tiers.block_hashes(request)]
     events = stored(engine)
-    assert [event.medium for event in events] == ["CPU", "CPU", "STORAGE", "STORAGE"]
-    assert events[0].parent_block_hash is None
-    assert events[1].parent_block_hash == int.from_bytes(first, "big")
-    assert events[1].block_hashes == (int.from_bytes(second, "big"),)
-    assert (events[1].token_ids, events[1].block_size) == ((4, 5, 6, 7), 4)
-    assert (events[1].group_idx, events[1].kv_cache_spec_kind) == (0, "full_attention")
+    assert [event.medium for event in events] == ["CPU", "STORAGE"]
+    assert (events[0].parent_block_hash, list(events[0].block_hashes)) == (None, hashes)
+    assert (events[0].token_ids, events[0].block_size) == (tuple(range(8)), 4)
+    assert (events[0].group_idx, events[0].kv_cache_spec_kind) == (0, "full_attention")
+    engine.compute(range(14))
+    (event, _) = stored(engine)
+    assert (event.parent_block_hash, event.token_ids) == (hashes[1], (8, 9, 10, 11))
 
 
 def test_a_window_says_how_long_it_is() -> None:
@@ -40,9 +41,9 @@ def test_what_separates_blocks_is_repeated() -> None:
     engine = Engine(topology=Topology(groups=(FULL,)))
     extra = ExtraKeys(lora=Lora("adapter", "/adapter"), cache_salt="salt")
     engine.compute(PROMPT, extra=extra)
-    first, second = stored(engine)
-    assert (first.lora_name, first.extra_keys) == ("adapter", (("adapter", "salt"),))
-    assert (second.lora_name, second.extra_keys) == ("adapter", (("adapter",),))
+    (event,) = stored(engine)
+    assert event.lora_name == "adapter"
+    assert event.extra_keys == (("adapter", "salt"), ("adapter",))
 
 
 def test_states_and_media_are_placeholders() -> None:

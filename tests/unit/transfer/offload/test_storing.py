@@ -114,7 +114,7 @@ def test_a_full_host_loses_what_was_used_longest_ago() -> None:
     assert engine.load(range(10))[0] == 8
     assert engine.load(range(20, 30))[0] == 0
     events = [type(event).__name__ for event in engine.manager.take_events()]
-    assert events == ["BlockRemoved", "BlockRemoved", "BlockStored", "BlockStored"]
+    assert events == ["BlockRemoved", "BlockRemoved", "BlockStored"]
 
 
 def test_what_is_stored_is_written_to_every_tier() -> None:
