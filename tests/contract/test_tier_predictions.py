@@ -11,7 +11,7 @@ from kvbraid.events.wire import encode_batch
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.fleet.answer import Bounds, PodScore
 from kvbraid.hashing import HashAlgo
-from kvbraid.ids import PodId, PodState
+from kvbraid.ids import BlockId, PodId, PodState
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 from kvbraid.transfer.jobs import Item, Job
 from kvbraid.transfer.offload import Found
@@ -87,7 +87,7 @@ class Followed:
             case "evict":
                 engine.evict()
             case "forget":
-                engine.manager.forget_blocks([random.randrange(1, engine.num_blocks)])
+                engine.manager.forget_blocks([BlockId(random.randrange(1, engine.num_blocks))])
             case "restart" if random.random() < 0.2:
                 self.restart()
         self.tell()

@@ -8,7 +8,7 @@ from random import Random
 from kvbraid.cache import CacheManager
 from kvbraid.events.model import BlockStored
 from kvbraid.ids import BlockId
-from kvbraid.loads import Load, LoadReport
+from kvbraid.loads import Load, LoadReport, Record
 from kvbraid.scheduler import Step
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import OffloadManager
@@ -81,6 +81,12 @@ class Offload:
         self.ranks.begin(step + 1)
         if self.manager:
             self.manager.step_ended(step)
+
+    def lose_host(self) -> None:
+        """Let host memory lose all that it has: only the tiers below still have it."""
+        if self.manager:
+            for key in self.manager.contents()["host"]:
+                self.manager.drop(Record("host", key.to_bytes()))
 
     def advance(self) -> None:
         """Let ranks do what is due."""

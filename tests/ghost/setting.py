@@ -104,9 +104,10 @@ def draw_setting(seed: int) -> Setting:
 
 def draw_own_tiers(random: Random, largest: int) -> OwnTiers:
     names = random.choice(((), ("disk",), ("disk",), ("disk", "far")))
+    num_records = random.choice((largest, 20 * largest))
     return OwnTiers(
-        host_slots=random.randint(1, 3 * largest),
-        tiers=tuple((name, random.randint(1, 4 * largest)) for name in names),
+        host_slots=random.randint(1, random.choice((largest, 3 * largest))),
+        tiers=tuple((name, random.randint(1, num_records)) for name in names),
         options=OffloadOptions(
             max_pending_stores=random.choice((4, 1_000, 1_000)),
             max_pending_writes=random.choice((4, 1_000, 1_000)),

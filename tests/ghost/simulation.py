@@ -98,6 +98,8 @@ class Simulation:
         self.offload.tick(self.tick)
         if self.setting.own and self.random.random() < self.setting.own.eviction_share:
             self._evict()
+            if self.random.random() < 0.3:
+                self.offload.lose_host()
         self._arrive()
         self._abort_somebody()
         self._schedule()

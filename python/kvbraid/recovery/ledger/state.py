@@ -194,7 +194,8 @@ class RecoveryState(Runs):
             if run.request in plan.requests and not run.has_ended
         }
         hold = [block for block in plan.recovery.hold if block not in self.quarantine.blocks]
-        self._tell(plan, past.former)  # What a hash still finds tells tiers which content is meant.
+        # While hashes find these blocks, tiers can see which content is meant.
+        self._tell(plan, past.former)
         self._cache.recover(replace(plan.recovery, hold=hold))
         for number in sorted({writers[block] for block in hold}):
             blocks = [block for block in hold if writers[block] == number]

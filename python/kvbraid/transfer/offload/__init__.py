@@ -5,7 +5,8 @@
 
 In reading order:
 
-    options, counts   the limits, and what is counted
+    options           the limits
+    counts            what is counted
     index             what one tier holds, and what of it is pinned
     announcing        events of what tiers hold
     retracting        which device blocks the copies came from

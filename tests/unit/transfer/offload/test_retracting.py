@@ -1,10 +1,11 @@
 """Nothing that was copied from garbage stays anywhere."""
 
 from kvbraid.ids import BlockId
-from kvbraid.transfer.jobs import Kind
+from kvbraid.transfer.jobs import JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import Drop, Found, OffloadCounts
 from kvbraid.transfer.offload.retracting import Origins
+from kvbraid.transfer.status import Status
 
 from tests.unit.transfer.offload.engine import Engine
 
@@ -55,6 +56,23 @@ def test_a_write_under_way_is_followed_by_a_drop() -> None:
     engine.run()
     assert engine.manager.num_blocks() == {"host": 7, "disk": 7}
     assert len(engine.workers[0].records["disk"]) == 7
+
+
+def test_a_record_that_went_while_another_one_of_its_job_hung_is_dropped_once() -> None:
+    engine = Engine(tiers=DISK)
+    block = first_block(engine, engine.compute(PROMPT, to_end=False))
+    engine.take_jobs()
+    engine.end(engine.jobs[0])
+    engine.take_jobs()
+    job = engine.jobs.pop()
+    statuses = (*(engine.workers[0].move(job, item) for item in job.items[:-1]), Status.TIMEOUT)
+    hung = JobResult(number=job.number, statuses=statuses, is_over=False)
+    engine.manager.finished(0, [hung])
+    engine.manager.forget_blocks([block])
+    engine.run()
+    engine.manager.finished(0, [JobResult(number=job.number, statuses=statuses)])
+    drops = [drop for drop in engine.manager.take_jobs() if drop.kind is Kind.DROP]
+    assert [item.key for drop in drops for item in drop.items] == [job.items[-1].key]
 
 
 def test_the_same_content_computed_again_is_not_written_before_the_drop() -> None:
