@@ -12,6 +12,7 @@ from kvbraid.cache import CacheManager
 from kvbraid.cache.events import Events
 from kvbraid.events.model import AllBlocksCleared, BlockStored
 from kvbraid.hashing import EngineHash, block_hashes
+from kvbraid.transfer.keys import BlockKey
 
 from tests.ghost.device import Device, fault_of
 from tests.ghost.faults import Fault
@@ -51,17 +52,13 @@ class Findable:
             for block_hash in event.block_hashes:
                 self._announced[event.group_idx, block_hash] += step
 
-    def check(self, unwritten: Container[int]) -> list[tuple[tuple[int, int], int, list[int]]]:
-        """Check every block that a hash finds, except those that steps in flight write.
-
-        Returns what is new and right, as it would be stored: key, block and values.
-        """
+    def check(self, unwritten: Container[int]) -> None:
+        """Check every block that a hash finds, except those that steps in flight write."""
         cached = self.cache.debug.cached()
         found = {(g, int.from_bytes(d[-8:], "big")): len(c) for (g, d), c in cached.items()}
         if found != {key: count for key, count in self._announced.items() if count}:
             said = {key: count for key, count in self._announced.items() if count}
             raise BadOutcomeError(f"events say {said}, but the cache finds {found}")
-        new: list[tuple[tuple[int, int], int, list[int]]] = []
         for (group, digest), blocks in sorted(cached.items()):
             known = self._ends.get(digest)
             if known is None:
@@ -80,11 +77,14 @@ class Findable:
                         f"block {block} is found as {end} tokens of group {group}, but holds "
                         f"{cell} instead of {values}: {wrong}"
                     )
-                size = self.device.groups[group].block_size
-                if end % size == 0:
-                    node = expected[group][end - 1] // len(self.device.groups)
-                    new.append(((group, node), block, cell))
-        return new
+
+    def is_right(self, key: BlockKey, cell: Sequence[int]) -> bool:
+        """Whether a tier has what a key says. It must, unless an unknown fault left garbage."""
+        known = self._ends.get(key.block_hash)
+        values = self._values(key.group, *known) if known else []
+        if wrong := self.unexcused(cell, values):
+            raise BadOutcomeError(f"a tier has {cell} for {values} of {key}: {wrong}")
+        return all(found == value for found, value in zip(cell, values, strict=False))
 
     def _values(self, group: int, end: int, expected: list[list[int]]) -> list[int]:
         if self.device.is_state[group]:

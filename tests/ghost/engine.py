@@ -8,7 +8,7 @@ from kvbraid.ids import BlockId
 from kvbraid.scheduler import Load, LoadReport, Scheduled, Step, StepResult
 
 from tests.ghost.device import EMPTY, Computation, Device, Taint
-from tests.ghost.tiers import HOST, GhostTiers
+from tests.ghost.tiers import REMOTE
 from tests.ghost.transfers import Transfer, Transfers
 from tests.ghost.truth import GARBAGE_TOKEN, Life
 
@@ -30,9 +30,8 @@ class Flight:
 class Engine:
     """The steps in flight of one engine. `lives` and `expected` are by request."""
 
-    def __init__(self, device: Device, tiers: GhostTiers, transfers: Transfers) -> None:
+    def __init__(self, device: Device, transfers: Transfers) -> None:
         self.device = device
-        self.tiers = tiers
         self.transfers = transfers
         self.lives: dict[int, Life] = {}
         self.expected: dict[int, list[list[int]]] = {}
@@ -52,24 +51,20 @@ class Engine:
                 flight.writes.update(table[part.start // spec.block_size :])
         for load in step.loads:
             flight.writes.update(target.block_id for target in load.targets)
-            flight.transfers.append(Transfer(load, self._content(load)))
+            if load.tier == REMOTE:
+                flight.transfers.append(Transfer(load, self._content(load)))
         flight.writes.update(destination for _, destination in step.work.copies)
         self.flights.append(flight)
         return flight
 
     def _content(self, load: Load) -> list[list[int]]:
-        """What the tier has for each target, as it is now."""
+        """What `remote` has for each target."""
         expected, end = self.expected[load.request], load.start + load.num_tokens
         contents = []
         for group, position, _ in load.targets:
             size, own = self.device.groups[group].block_size, expected[group]
             first, last = position * size, min((position + 1) * size, end)
-            if load.tier == HOST:
-                # Of a block that is needed in part, the whole one is stored.
-                whole = last if self.device.is_state[group] else (position + 1) * size
-                node = own[whole - 1] // len(self.device.groups)
-                contents.append(list(self.tiers.records[group, node]))
-            elif self.device.is_state[group]:
+            if self.device.is_state[group]:
                 contents.append([own[end - 1]])
             else:
                 contents.append(own[first:last] + [EMPTY] * (first + size - last))

@@ -13,6 +13,8 @@ from typing import Final
 
 from kvbraid.loads import Cause, Failures, GroupBlock, Record
 from kvbraid.scheduler import Load, Target
+from kvbraid.transfer.jobs import Kind
+from kvbraid.transfer.status import Status
 
 from tests.ghost.configs import KINDS
 
@@ -64,7 +66,6 @@ class Fault:
         load: The load.
         spoilt: The indices of the load's targets that fail.
         reports: What each of the ranks says that notice it.
-        roots: The faults whose garbage was loaded. It is reported with the first of them.
         num_reports: How many reports of it were delivered.
         has_happened: Whether what belongs to the event has happened before the report.
         is_late: Whether a rank had reported a good end of the load before.
@@ -76,7 +77,6 @@ class Fault:
     load: Load
     spoilt: frozenset[int]
     reports: dict[int, Failures] = field(default_factory=dict)
-    roots: Sequence["Fault"] = ()
     num_reports: int = 0
     has_happened: bool = False
     is_late: bool = False
@@ -143,11 +143,31 @@ def cells() -> Iterator[str]:
                 yield f"{event.value} {kind.value} {mode}"
 
 
+STATUSES: Final = {
+    Kind.STORE: (Status.FULL, Status.IO_ERROR, Status.TIMEOUT),
+    Kind.LOAD: (Status.IO_ERROR, Status.TIMEOUT),
+    Kind.COPY: (Status.IO_ERROR, Status.TIMEOUT),
+    Kind.WRITE: (Status.FULL, Status.IO_ERROR, Status.TIMEOUT),
+    Kind.PROMOTE: tuple(status for status in Status if status not in {Status.OK, Status.FULL}),
+    Kind.DROP: (Status.IO_ERROR,),
+}
+"""What goes wrong with each kind of job. A job that times out hangs."""
+DEATH: Final = "a tier dies"
+LOSS: Final = "a record is gone"
+
+
+def tier_cells() -> Iterator[str]:
+    """Every fault of tiers, as it is counted."""
+    yield from (f"{kind} {status}" for kind, each in STATUSES.items() for status in each)
+    yield from (DEATH, LOSS)
+
+
 @dataclass
 class Tally:
     """What many cases came to."""
 
     faults: Counter[str] = field(default_factory=Counter)
+    tier_faults: Counter[str] = field(default_factory=Counter)
     cases: int = 0
     steps: int = 0
     requests: int = 0
@@ -155,6 +175,7 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         self.faults.update(other.faults)
+        self.tier_faults.update(other.tier_faults)
         self.cases += other.cases
         self.steps += other.steps
         self.requests += other.requests
@@ -162,14 +183,17 @@ class Tally:
 
     @property
     def injected(self) -> int:
+        """Faults of loads from elsewhere; `tier_faults` are those of the engine's own tiers."""
         return self.faults.total()
 
     def line(self) -> dict[str, int]:
         counts = [self.faults[name] for name in cells()]
         return {
             "injected": self.injected,
+            "tier_faults": self.tier_faults.total(),
             "steps": self.steps,
             "bad": self.bad,
             "cells": len(counts),
             "least_cell": min(counts),
+            "least_tier_cell": min(self.tier_faults[name] for name in tier_cells()),
         }

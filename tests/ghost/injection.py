@@ -42,11 +42,9 @@ class Injection:
     def plan(self, transfer: Transfer) -> None:
         """Say what goes wrong with a load that begins."""
         load = transfer.load
-        transfer.fault = self._inherited(transfer)
-        if transfer.fault or not load.targets:
+        if not load.targets:
             return
-        is_dead = self.tiers.is_dead(load.tier)
-        fails_whole = is_dead or self.setting.fails_whole
+        fails_whole = self.tiers.is_dead or self.setting.fails_whole
         is_good = self.awaits_shared or self.random.random() >= self.setting.fault_share
         if is_good and not fails_whole:
             return
@@ -55,7 +53,7 @@ class Injection:
         transfer.fault = self._new(event, load, spoilt)
         self._write_reports(transfer.fault)
         if event is Event.TIER_DIES:
-            self._die(load)
+            self._die()
 
     @property
     def awaits_late(self) -> bool:
@@ -94,21 +92,6 @@ class Injection:
         if self.awaits_late and not self.setting.options.late_steps:
             events = [event for event in events if event not in DISTURBING]
         return events
-
-    def _inherited(self, transfer: Transfer) -> Fault | None:
-        """A fault of its own for a load that reads copies of another fault's garbage."""
-        roots = {}
-        for index, values in enumerate(transfer.values):
-            for value in values:
-                if (number := fault_of(value)) is not None:
-                    roots[index] = self.faults[number]
-        if not roots:
-            return None
-        load, spoilt = transfer.load, frozenset(roots)
-        fault = self._new(None, load, spoilt)
-        fault.roots = list({root.number: root for root in roots.values()}.values())
-        fault.reports = {0: by_place(load, [load.targets[index] for index in sorted(spoilt)])}
-        return fault
 
     def _new(self, event: Event | None, load: Load, spoilt: frozenset[int]) -> Fault:
         group = load.targets[min(spoilt)].group
@@ -154,11 +137,11 @@ class Injection:
                 record = random.choice(load.records) if load.records else None
                 fault.reports[rank] = written_down(random, load, targets, record)
 
-    def _die(self, load: Load) -> None:
+    def _die(self) -> None:
         """The tier dies under a load: what its other loads have not landed yet fails too."""
-        self.tiers.die(load.tier, self.tiers.tick + self.random.randint(1, 4))
+        self.tiers.die(self.tiers.tick + self.random.randint(1, 4))
         for other in self.transfers.under_way.values():
-            if other.load.tier != load.tier or other.fault or not other.ends:
+            if other.fault or not other.ends:
                 continue
             left = [i for i, n in enumerate(other.landed) if n < self.transfers.num_ranks]
             if left:

@@ -8,12 +8,25 @@ from kvbraid.cache import CacheConfig
 from kvbraid.recovery import Policy
 from kvbraid.scheduler import SchedulerOptions
 from kvbraid.spec import SpecKind, Topology
+from kvbraid.transfer.offload import OffloadOptions
 
 from tests.ghost.configs import KINDS, draw_cache
 from tests.ghost.tiers import Habits
 
 LATE_STEPS: Final = 8
 """For how many steps failures may be reported late, where late reports are promised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTiers:
+    """The engine's own tiers, the share of their jobs that have faults, and the share of ticks in
+    which the pool loses all that nobody uses."""
+
+    host_slots: int
+    tiers: tuple[tuple[str, int], ...]
+    options: OffloadOptions
+    fault_share: float
+    eviction_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +37,7 @@ class Setting:
     cache: CacheConfig
     options: SchedulerOptions
     habits: Habits
+    own: OwnTiers | None
     prompts: tuple[tuple[int, ...], ...]
     num_outputs: tuple[int, ...]
     salts: tuple[str | None, ...]
@@ -44,7 +58,11 @@ def draw_setting(seed: int) -> Setting:
     random = Random(seed)
     cache = draw_cache(random, KINDS[seed % len(KINDS)], num_blocks=8)
     unit = alignment_of(cache.topology)
-    prompts = tuple(draw_prompts(random, unit, random.randint(4, 9)))
+    has_own, is_late = random.random() < 0.6, random.random() < 0.4
+    # No plan names a block to the tiers that a run computed and gave back, and that was handed out
+    # again before a late report: docs/recovery.md says so.
+    has_own = has_own and not is_late
+    prompts = tuple(draw_prompts(random, unit, random.randint(4, 9) * (1 + has_own)))
     num_outputs = tuple(random.choice((1, 2, 4, 6)) for _ in prompts)
     max_running, is_roomy = random.randint(2, 6), random.random() < 0.7
     most = max(len(p) + n for p, n in zip(prompts, num_outputs, strict=True))
@@ -65,25 +83,42 @@ def draw_setting(seed: int) -> Setting:
     habits = Habits(
         async_share=random.choice((0.0, 0.5, 0.5, 1.0)),
         remote_share=random.choice((0.3, 0.7, 1.0)),
-        store_share=random.choice((0.0, 0.6, 1.0)),
     )
-    if random.random() < 0.4:
+    if is_late:
         options = replace(options, late_steps=LATE_STEPS)
-    if options.late_steps:
-        # No plan names a block to the tiers that a run computed and gave back, and that was handed
-        # out again since: docs/recovery.md says so.
-        habits = replace(habits, store_share=0.0)
+    own = draw_own_tiers(random, largest) if has_own else None
     salts: tuple[str | None, ...] = (None, None, "1", "2") if random.random() < 0.25 else (None,)
     return Setting(
-        cache=replace(cache, num_blocks=1 + largest + spare),
+        cache=replace(cache, num_blocks=1 + largest + spare, findable=own is not None),
         options=options,
         habits=habits,
+        own=own,
         prompts=prompts,
         num_outputs=num_outputs,
         salts=tuple(random.choice(salts) for _ in prompts),
         fault_share=fault_share,
         fails_whole=random.random() < 0.05,
         is_roomy=is_roomy,
+    )
+
+
+def draw_own_tiers(random: Random, largest: int) -> OwnTiers:
+    names = random.choice(((), ("disk",), ("disk",), ("disk", "far")))
+    num_records = random.choice((largest, 20 * largest))
+    return OwnTiers(
+        host_slots=random.randint(1, random.choice((largest, 3 * largest))),
+        tiers=tuple((name, random.randint(1, num_records)) for name in names),
+        options=OffloadOptions(
+            max_pending_stores=random.choice((4, 1_000, 1_000)),
+            max_pending_writes=random.choice((4, 1_000, 1_000)),
+            max_promotions=random.choice((1, 4, 1_000)),
+            max_job_items=random.choice((1, 3, 64)),
+            load_deadline=random.choice((4, 1_000)),
+            failures_before_rest=random.choice((1, 3)),
+            rest=random.choice((0, 5)),
+        ),
+        fault_share=random.choice((0.0, 0.1, 0.3, 1.0)),
+        eviction_share=random.choice((0.1, 0.3, 0.5)),
     )
 
 

@@ -18,6 +18,7 @@ from tests.ghost.device import Device, fault_of
 from tests.ghost.engine import Engine, Flight
 from tests.ghost.faults import DISTURBING, Event, Fault, Tally
 from tests.ghost.injection import Injection
+from tests.ghost.offload import Offload
 from tests.ghost.progress import Progress
 from tests.ghost.setting import Setting, draw_setting
 from tests.ghost.tiers import GhostTiers
@@ -39,10 +40,13 @@ class Simulation:
         self.cache = CacheManager(setting.cache)
         self.truth = Truth()
         self.device = Device(topology.groups, setting.cache.num_blocks)
-        self.tiers = GhostTiers(self.truth, topology, self.random, setting.habits)
         num_ranks = setting.options.num_ranks
+        self.offload = Offload(setting, self.cache, self.device, self.random)
+        self.tiers = GhostTiers(
+            self.truth, topology, self.random, setting.habits, self.offload.loads
+        )
         self.transfers = Transfers(self.device, self.random, num_ranks)
-        self.engine = Engine(self.device, self.tiers, self.transfers)
+        self.engine = Engine(self.device, self.transfers)
         self.injection = Injection(setting, self.random, self.transfers, self.tiers)
         self.findable = Findable(self.cache, self.device, self.injection.faults)
         self.scheduler = Scheduler(
@@ -62,7 +66,7 @@ class Simulation:
         self.tally = Tally(cases=1, requests=len(self.waiting))
 
     def run(self) -> Tally:
-        while self.waiting or self.running or self.engine.flights or self.transfers.is_busy:
+        while self._is_busy:
             self._tick()
             if self.tick > MAX_TICKS:
                 raise BadOutcomeError(
@@ -71,7 +75,13 @@ class Simulation:
         self._check_idle()
         counted = (fault.counts_as for fault in self.injection.faults)
         self.tally.faults.update(cell for cell in counted if cell)
+        self.tally.tier_faults.update(self.offload.faults)
         return self.tally
+
+    @property
+    def _is_busy(self) -> bool:
+        is_moving = self.transfers.is_busy or self.offload.is_busy
+        return bool(self.waiting or self.running or self.engine.flights or is_moving)
 
     def _tell(self, what: str) -> None:
         if self._trace:
@@ -85,17 +95,23 @@ class Simulation:
     def _tick(self) -> None:
         self.tick += 1
         self.tiers.tick = self.transfers.tick = self.tick
+        self.offload.tick(self.tick)
+        if self.setting.own and self.random.random() < self.setting.own.eviction_share:
+            self._evict()
+            if self.random.random() < 0.3:
+                self.offload.lose_host()
         self._arrive()
         self._abort_somebody()
         self._schedule()
         self.transfers.advance()
-        self.tiers.announce()
+        self.offload.advance()
         self._finish_step()
         self._check()
 
     def _arrive(self) -> None:
         is_open = not self.injection.awaits_shared
-        while self.waiting and is_open and (not self.got or self.random.random() < 0.6):
+        share = 0.15 if self.setting.own else 0.6  # What others compute is to be stored before.
+        while self.waiting and is_open and (not self.got or self.random.random() < share):
             self._add(*self.waiting.pop())
         self._join()
 
@@ -141,9 +157,19 @@ class Simulation:
         return before.isdisjoint(target.block_id for target in load.targets)
 
     def _abort_somebody(self) -> None:
-        is_promised = self.injection.awaits_late and not self.setting.options.late_steps
-        if self.random.random() < 0.01 and self.running and not is_promised:
+        if self.random.random() < 0.01 and self.running and not self._is_promised:
             self._abort(self.random.choice(self.running))
+
+    @property
+    def _is_promised(self) -> bool:
+        """Whether nothing may end a run before a late report."""
+        return self.injection.awaits_late and not self.setting.options.late_steps
+
+    def _evict(self) -> None:
+        """Reuse all free blocks: only tiers have what was in them."""
+        free = self.cache.pool.take(self.cache.pool.num_free)
+        self.cache.pool.free(free)
+        self.findable.replay(self.cache.take_events())
 
     def _abort(self, request: int) -> None:
         if request not in self.ended:
@@ -152,6 +178,7 @@ class Simulation:
     def _schedule(self) -> None:
         while len(self.engine.flights) < self.setting.options.max_steps_in_flight:
             step = self.scheduler.schedule()
+            self.offload.scheduled(step, self.scheduler.inspect().num_steps)
             if step is None:
                 return
             self.tally.steps += 1
@@ -172,6 +199,7 @@ class Simulation:
         for flight in self.engine.flights:
             if not flight.is_executed:
                 self.engine.execute(flight)
+                self.offload.executed(flight.step.number)
             if flight is last:
                 return
 
@@ -205,8 +233,7 @@ class Simulation:
             case Event.PREEMPT:
                 self._preempt(request)
             case Event.EVICT:
-                free = self.cache.pool.take(self.cache.pool.num_free)
-                self.cache.pool.free(free)
+                self._evict()
             case _:
                 for running in self.running:
                     self._preempt(running)
@@ -224,7 +251,8 @@ class Simulation:
             self._hurry(flight)
         self._disturb()
         known = [fault for fault in self.injection.faults if fault.is_reported]
-        reports = self.transfers.collect(self.injection.faults)
+        own = self.offload.take_reports()
+        reports = [*self.transfers.collect(), *own]
         for report in reports:
             self._tell(f"{report}")
         self.progress.before_reports()
@@ -237,7 +265,8 @@ class Simulation:
             self._note(self.scheduler.report(reports))
         told = [f for f in self.injection.faults if f.is_reported and f not in known]
         self._judge_reports(told)
-        self.progress.after_reports([fault.load for fault in told])
+        failed = self.offload.failed(own)
+        self.progress.after_reports([*(fault.load for fault in told), *failed])
 
     def _hurry(self, flight: Flight) -> None:
         """A report is never so late that it comes too late. If none is promised after the end of a
@@ -336,17 +365,15 @@ class Simulation:
     # At the end of each step.
 
     def _check(self) -> None:
-        self.scheduler.check_integrity()
-        for key, block, values in self.findable.check(self.engine.unwritten()):
-            self.tiers.store(key, block, values)
-        for key, values in self.tiers.contents():
-            if any(self.injection.is_known_garbage(value) for value in values):
-                raise BadOutcomeError(f"a tier offers {key}, which holds {values}")
+        self.scheduler.check_integrity(self.offload.held_blocks)
+        self.findable.check(self.engine.unwritten())
+        self.offload.check(self.findable)
 
     def _check_idle(self) -> None:
         pool = self.cache.pool
         if self.scheduler.schedule() is not None:
             raise BadOutcomeError("an idle scheduler has a step")
+        self.offload.check_idle()
         self.cache.start_step()
         if pool.num_held or pool.num_free != pool.num_blocks - 1:
             raise BadOutcomeError(f"{pool.num_held} blocks are held, {pool.num_free} are free")

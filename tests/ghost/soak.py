@@ -21,7 +21,7 @@ from typing import Final
 
 import kvbraid
 
-from tests.ghost.faults import Tally, cells
+from tests.ghost.faults import Tally, cells, tier_cells
 from tests.ghost.setting import draw_setting
 from tests.ghost.simulation import Simulation
 
@@ -87,7 +87,8 @@ class Progress:
         if known.pop("code", None) == self.code:
             print(f"continuing {path}", file=sys.stderr)
             self.next_seed = known.pop("next_seed")
-            self.tally = Tally(**{**known, "faults": Counter(known["faults"])})
+            counts = {name: Counter(known[name]) for name in ("faults", "tier_faults")}
+            self.tally = Tally(**{**known, **counts})
 
     def add(self, tally: Tally) -> None:
         self.tally.add(tally)
@@ -142,8 +143,10 @@ def soak(faults: int, processes: int, progress: Progress) -> Tally:
 
 
 def table(tally: Tally) -> str:
-    """Return the counts per event, kind and mode."""
-    return "\n".join(f"  {name:46} {tally.faults[name]:8}" for name in cells())
+    """Return the counts per event, kind and mode, and those of the engine's own tiers."""
+    counts = {name: tally.faults[name] for name in cells()}
+    counts |= {name: tally.tier_faults[name] for name in tier_cells()}
+    return "\n".join(f"  {name:46} {count:8}" for name, count in counts.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,27 +1,27 @@
-"""Two ghost tiers: what this engine has stored, and what another machine has computed.
+"""The tiers of one engine: its own, which are real, and what another machine has computed.
 
-`host` holds copies of this engine's own blocks. A store reads a findable block once the device has
-written it, is pending for some ticks, and is then announced: only announced records are offered.
-`remote` belongs to others and always holds what is right; what it offers is drawn.
+The engine's own tiers are an `OffloadManager`; `ranks` carries out its jobs. `remote` belongs to
+others and always holds what is right; what it offers is drawn.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from kvbraid.ids import BlockId
 from kvbraid.loads import Record
 from kvbraid.recovery.ledger.loading import can_end_before, useful_end
 from kvbraid.scheduler import Offer, Query
 from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.transfer.tiered_loads import TieredLoads
 
 from tests.ghost.device import first_read
 from tests.ghost.truth import Truth
 
-HOST: Final = "host"
 REMOTE: Final = "remote"
 REST_TICKS: Final = 3
-"""For how long a tier is not asked that was backed off."""
+"""For how long `remote` is not asked after it was backed off."""
 
 
 @dataclass(slots=True)
@@ -35,68 +35,52 @@ class Place:
 
 @dataclass
 class Habits:
-    """How the tiers of one engine answer."""
+    """How the tiers of one engine answer.
+
+    `async_share` is the share of loads from `remote` that are asynchronous, `remote_share` the
+    share of questions to which it has an answer.
+    """
 
     async_share: float
-    """The share of loads that are asynchronous."""
     remote_share: float
-    """The share of questions to which `remote` has an answer."""
-    store_share: float
-    """The share of blocks that are stored."""
-
-
-@dataclass
-class _Pending:
-    key: tuple[int, int]
-    block: int
-    values: list[int]
-    due: int
 
 
 @dataclass
 class GhostTiers:
-    """What the scheduler asks. `tick` is set by the simulation; so is `dead_until`, by tier."""
+    """What the scheduler asks. `tick` is set by the simulation; `own` are the real tiers."""
 
     truth: Truth
     topology: Topology
     random: Random
     habits: Habits
+    own: TieredLoads | None
     tick: int = 0
-    dead_until: dict[str, int] = field(default_factory=dict)
-    records: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    dead_until: int = -1
+    _rests_until: int = field(default=-1)
 
     def __post_init__(self) -> None:
         self.alignment = self.topology.alignment or self.topology.groups[0].block_size
-        self._pending: list[_Pending] = []
-        self._stored_from: dict[int, set[tuple[int, int]]] = {}
-        self._resting: dict[str, int] = {}
 
     # Questions.
 
     def lookup(self, query: Query) -> Offer | None:
-        nodes = self._nodes(query)
-        names = [HOST, REMOTE]
-        self.random.shuffle(names)
-        for name in names:
-            if name in query.refused or self._resting.get(name, -1) >= self.tick:
-                continue
-            is_async = self.random.random() < self.habits.async_share
-            find = self._in_host if name == HOST else self._in_remote
-            end = find(nodes, query.num_hit_tokens, is_async=is_async)
-            if end is not None:
-                last = self._end_of(nodes, end)
-                places = needed_places(self.topology.groups, nodes, query.num_hit_tokens, last)
-                records = tuple(
-                    Record(name, key_of(place.group, place.node), is_foreign=name == REMOTE)
-                    for place in places
-                )
-                return Offer(
-                    num_tokens=end - query.num_hit_tokens,
-                    tier=name,
-                    is_async=is_async,
-                    records=records,
-                )
-        return None
+        finds = [self._in_remote] if self.own is None else [self.own.lookup, self._in_remote]
+        self.random.shuffle(finds)
+        return next((offer for find in finds if (offer := find(query))), None)
+
+    def _in_remote(self, query: Query) -> Offer | None:
+        if REMOTE in query.refused or self._rests_until >= self.tick:
+            return None
+        nodes, hit = self._nodes(query), query.num_hit_tokens
+        is_async = self.random.random() < self.habits.async_share
+        end = self._end(nodes, hit, is_async=is_async)
+        if end is None:
+            return None
+        places = needed_places(self.topology.groups, nodes, hit, self._end_of(nodes, end))
+        records = tuple(
+            Record(REMOTE, key_of(place.group, place.node), is_foreign=True) for place in places
+        )
+        return Offer(num_tokens=end - hit, tier=REMOTE, is_async=is_async, records=records)
 
     def _nodes(self, query: Query) -> list[int]:
         node, nodes = self.truth.root(query.extra.cache_salt), []
@@ -105,20 +89,12 @@ class GhostTiers:
             nodes.append(node)
         return nodes
 
-    def _in_host(self, nodes: Sequence[int], hit: int, *, is_async: bool) -> int | None:
-        last = (len(nodes) - (not is_async)) // self.alignment * self.alignment
-        for end in range(last, hit, -self.alignment):
-            places = needed_places(self.topology.groups, nodes, hit, self._end_of(nodes, end))
-            if all((place.group, place.node) in self.records for place in places):
-                return end
-        return None
-
     def _end_of(self, nodes: Sequence[int], end: int) -> int:
         """Where a load that is offered up to `end` really ends."""
         groups, count = self.topology.groups, len(nodes)
         return useful_end(groups, count, self.alignment) if end == count else end
 
-    def _in_remote(self, nodes: Sequence[int], hit: int, *, is_async: bool) -> int | None:
+    def _end(self, nodes: Sequence[int], hit: int, *, is_async: bool) -> int | None:
         if self.random.random() >= self.habits.remote_share:
             return None
         ends = list(range(hit + self.alignment, len(nodes) + is_async, self.alignment))
@@ -130,52 +106,29 @@ class GhostTiers:
 
     # What recovery asks.
 
-    def forget_blocks(self, block_ids: Collection[int]) -> None:
-        gone = set(block_ids)
-        self._pending = [each for each in self._pending if each.block not in gone]
-        for block in gone:
-            for key in self._stored_from.pop(block, ()):
-                self.records.pop(key, None)
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
+        if self.own:
+            self.own.forget_blocks(block_ids)
 
     def drop(self, record: Record) -> None:
-        group, node = record.key.decode().split(":")
-        if record.tier == HOST:
-            self.records.pop((int(group), int(node)), None)
+        if self.own:
+            self.own.drop(record)
 
     def back_off(self, record: Record) -> None:
-        self._resting[record.tier] = self.tick + REST_TICKS
+        if record.tier == REMOTE:
+            self._rests_until = self.tick + REST_TICKS
+        elif self.own:
+            self.own.back_off(record)
 
-    # What the engine does.
+    # What befalls `remote`.
 
-    def store(self, key: tuple[int, int], block: int, values: Sequence[int]) -> None:
-        """Begin to store a block that the device has written."""
-        if key not in self.records and self.random.random() < self.habits.store_share:
-            due = self.tick + self.random.choice((0, 0, 1, 3))
-            self._pending.append(_Pending(key, block, list(values), due))
+    def die(self, until: int) -> None:
+        """Fail every load until a tick."""
+        self.dead_until = until
 
-    def announce(self) -> None:
-        """Make loadable what was stored long enough ago."""
-        due = [each for each in self._pending if each.due <= self.tick]
-        self._pending = [each for each in self._pending if each.due > self.tick]
-        for each in due:
-            self.records[each.key] = each.values
-            self._stored_from.setdefault(each.block, set()).add(each.key)
-
-    def die(self, name: str, until: int) -> None:
-        """Fail every load until a tick, and lose all records."""
-        self.dead_until[name] = until
-        if name == HOST:
-            self.records.clear()
-            self._pending.clear()
-
-    def contents(self) -> Iterator[tuple[tuple[int, int], list[int]]]:
-        """All that is loadable, or going to be."""
-        yield from self.records.items()
-        for each in self._pending:
-            yield each.key, each.values
-
-    def is_dead(self, name: str) -> bool:
-        return self.dead_until.get(name, -1) >= self.tick
+    @property
+    def is_dead(self) -> bool:
+        return self.dead_until >= self.tick
 
 
 def key_of(group: int, node: int) -> bytes:

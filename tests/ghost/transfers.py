@@ -132,7 +132,7 @@ class Transfers:
     def _end(self, transfer: Transfer, rank: int) -> None:
         fault, number = transfer.fault, (transfer.load.number,)
         failures = fault.reports.get(rank) if fault else None
-        if fault is None or failures is None or fault.event is Event.GIVEN_UP or fault.roots:
+        if fault is None or failures is None or fault.event is Event.GIVEN_UP:
             self.send(None, 0, LoadReport(rank=rank, ended=number))
         elif self._is_late(fault):
             fault.is_late = True
@@ -161,7 +161,7 @@ class Transfers:
 
     # Reports.
 
-    def collect(self, faults: list[Fault]) -> list[LoadReport]:
+    def collect(self) -> list[LoadReport]:
         """The reports that are due, and all late failures as soon as any failure is reported."""
         due = [letter for letter in self.letters if letter.due <= self.tick]
         if any(letter.fault for letter in due):
@@ -175,7 +175,7 @@ class Transfers:
         for letter in due:
             if letter.fault:
                 letter.fault.num_reports += 1
-        return [self._unambiguous(letter) for letter in due] + list(_followed(faults))
+        return [self._unambiguous(letter) for letter in due]
 
     def _unambiguous(self, letter: Letter) -> LoadReport:
         """Where late reports are promised, one names places if blocks mean others as well."""
@@ -186,9 +186,7 @@ class Transfers:
         return replace(report, failures=by_place(fault.load, targets))
 
     def hurry(self, fault: Fault) -> None:
-        """Let the reports of a fault be due now, or those of what it follows from."""
-        for root in fault.roots:
-            self.hurry(root)
+        """Let the reports of a fault be due now."""
         for letter in self.letters:
             if letter.fault is fault:
                 letter.due = min(letter.due, self.tick)
@@ -202,16 +200,3 @@ class Transfers:
     def is_busy(self) -> bool:
         """Whether a load is under way, or a report."""
         return bool(self.under_way or self.letters)
-
-
-def _followed(faults: list[Fault]) -> list[LoadReport]:
-    """The failures of loads that have read copies of garbage that is known by now."""
-    reports: list[LoadReport] = []
-    for fault in faults:
-        if not fault.is_reported and any(root.is_reported for root in fault.roots):
-            fault.num_reports += 1
-            reports += [
-                LoadReport(rank=rank, failures=failures)
-                for rank, failures in fault.reports.items()
-            ]
-    return reports

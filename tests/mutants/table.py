@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.mutants.mutant import Edit, Mutant
 from tests.mutants.of_mover import OF_MOVER
+from tests.mutants.of_offload import OF_OFFLOAD
 from tests.mutants.of_records import OF_RECORDS
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
@@ -594,4 +595,5 @@ MUTANTS: Final = (
     + OF_TIERS
     + OF_MOVER
     + OF_RECORDS
+    + OF_OFFLOAD
 )

@@ -14,6 +14,7 @@ import pytest
 
 from tests.mutants.mutant import Edit, Mutant
 from tests.mutants.of_mover import OF_MOVER
+from tests.mutants.of_offload import OF_OFFLOAD
 from tests.mutants.of_records import OF_RECORDS
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
@@ -29,8 +30,9 @@ TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
 def test_there_are_so_many_of_each_table() -> None:
     assert (len(OF_THE_STUDY), len(OF_RECOVERY)) == (9, 15)
     assert (len(OF_RETENTION), len(OF_ROUTING)) == (19, 11)
-    assert (len(OF_TIERS), len(OF_MOVER), len(OF_RECORDS)) == (3, 3, 4)
-    assert len(MUTANTS) == 80
+    assert (len(OF_TIERS), len(OF_MOVER)) == (3, 3)
+    assert (len(OF_RECORDS), len(OF_OFFLOAD)) == (4, 4)
+    assert len(MUTANTS) == 84
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 

@@ -15,7 +15,8 @@ class Tiers(Protocol):
         """Make sure that nothing copied from these blocks is ever loaded.
 
         A pending store of one of them is cancelled; a store that has been announced is retracted,
-        its record dropped. A block may have been stored by any of its hashes.
+        its record dropped. A block may have been stored by any of its hashes; those that still
+        find it have not been forgotten yet.
         """
         ...
 

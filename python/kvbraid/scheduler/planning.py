@@ -71,7 +71,8 @@ class StepPlan:
         """End a request if nothing will ever make room for it; return whether it ended."""
         table = self._table
         others = table.running.keys() - {request.number}
-        if others or table.steps or table.ledgers.transfers.loads or self.scheduled:
+        is_lent = table.ledgers.transfers.loads or table.cache.pool.num_held
+        if others or table.steps or is_lent or self.scheduled:
             return False
         table.end(request, Output(request.number, finish=Finish.ERROR, error="out_of_blocks"))
         return True

@@ -13,6 +13,7 @@ from typing import Final
 from kvbraid.cache import CacheManager
 from kvbraid.cache.chunk import rules_of
 from kvbraid.hashing import ExtraKeys
+from kvbraid.ids import BlockId
 from kvbraid.loads import LoadTiers
 from kvbraid.recovery import Run
 from kvbraid.recovery.ledger.counts import PromptCounts
@@ -155,11 +156,12 @@ class RequestTable:
             if heir in self.running:  # An heir's own heirs go with it.
                 self.preempt(self.requests[heir])
 
-    def check_integrity(self) -> None:
-        """Panic unless requests, ledgers and the cache agree."""
+    def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
+        """Panic unless requests, ledgers and the cache agree. Others hold blocks `outside`."""
         work = [s.work for s in self.steps if self.options.max_steps_in_flight > 1]
         ends = [block for each in work for copy in each.copies for block in copy]
-        self.ledgers.check_integrity({n: run.load for n, run in self.running.items()}, ends)
+        loads = {number: run.load for number, run in self.running.items()}
+        self.ledgers.check_integrity(loads, [*ends, *outside])
         queue = [request.number for request in self.waiting]
         assert queue == sorted(queue), f"the queue {queue} is out of order"
         assert sorted([*queue, *self.running]) == sorted(self.requests), "a request is lost"

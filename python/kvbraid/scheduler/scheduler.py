@@ -15,6 +15,7 @@ from typing import Final
 from kvbraid.cache import CacheManager, Events
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
+from kvbraid.ids import BlockId
 from kvbraid.loads import NO_TIERS, LoadReport, LoadTiers
 from kvbraid.recovery import State
 from kvbraid.recovery.ledger.counts import PromptCounts
@@ -224,6 +225,9 @@ class Scheduler:
         """Return the requests and the steps in flight as they are, for tests and for people."""
         return self._table
 
-    def check_integrity(self) -> None:
-        """Panic unless the scheduler, its ledgers and the cache agree."""
-        self._table.check_integrity()
+    def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
+        """Panic unless the scheduler, its ledgers and the cache agree.
+
+        `outside` has a block for each reference that somebody else holds, as a tier does.
+        """
+        self._table.check_integrity(outside)

@@ -194,6 +194,8 @@ class RecoveryState(Runs):
             if run.request in plan.requests and not run.has_ended
         }
         hold = [block for block in plan.recovery.hold if block not in self.quarantine.blocks]
+        # While hashes find these blocks, tiers can see which content is meant.
+        self._tell(plan, past.former)
         self._cache.recover(replace(plan.recovery, hold=hold))
         for number in sorted({writers[block] for block in hold}):
             blocks = [block for block in hold if writers[block] == number]
@@ -203,7 +205,6 @@ class RecoveryState(Runs):
         gone = [(run.request, each) for run in runs for each in run.given_back]
         self._lost = {(r, each.group, each.position) for r, each in gone if each.block_id in bad}
         self.released.judged(plan)
-        self._tell(plan, past.former)
         self.actions.update(each.action for each in plan.requests.values())
         return AppliedPlan(plan, had)
 

@@ -1,0 +1,130 @@
+"""What one tier holds, as the pool of a cache without requests: a block of it is a slot.
+
+Invariant: each slot has at most one key, and each key at most one slot. A slot that is pinned
+keeps its content; its key may be forgotten in the meantime. The null block is no slot.
+"""
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+from kvbraid.cache import CacheConfig, CacheManager
+from kvbraid.cache.pool import BlockPool
+from kvbraid.events.model import BlockRemoved
+from kvbraid.ids import BlockId
+from kvbraid.spec import Topology
+from kvbraid.transfer.keys import BlockKey
+
+
+class Pins:
+    """The references that the manager has to a pool's blocks."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool: Final = pool
+        self._counts: Final[Counter[BlockId]] = Counter()
+
+    def hold(self, block: BlockId) -> None:
+        """Keep a block from being handed out."""
+        self._pool.hold([block])
+        self._counts[block] += 1
+
+    def adopt(self, block: BlockId) -> None:
+        """Take over the reference of `pool.take`."""
+        self._counts[block] += 1
+
+    def free(self, block: BlockId) -> None:
+        """Drop one reference."""
+        self._pool.free([block])
+        self._counts[block] -= 1
+        if not self._counts[block]:
+            del self._counts[block]
+
+    def __len__(self) -> int:
+        """How many blocks are held."""
+        return len(self._counts)
+
+    def blocks(self) -> list[BlockId]:
+        """Return each block as often as it is held."""
+        return sorted(self._counts.elements())
+
+
+class Taken(NamedTuple):
+    """A slot with one reference, and whose content it has lost."""
+
+    slot: BlockId
+    evicted: BlockKey | None
+
+
+class TierIndex:
+    """The slots of one tier, and what they hold."""
+
+    def __init__(self, topology: Topology, name: str, medium: str, num_slots: int) -> None:
+        self.name: Final = name
+        self.medium: Final = medium
+        self._cache: Final = CacheManager(
+            CacheConfig(topology=topology, num_blocks=num_slots + 1, medium=medium, events=True)
+        )
+        self.pool: Final = self._cache.pool
+        self.pins: Final = Pins(self.pool)
+        self.keys: Final[dict[BlockId, BlockKey]] = {}
+        self._slots: Final[dict[BlockKey, BlockId]] = {}
+
+    def __contains__(self, key: BlockKey) -> bool:
+        """Whether the tier has a block."""
+        return key in self._slots
+
+    def __len__(self) -> int:
+        """How many blocks the tier has."""
+        return len(self.keys)
+
+    def slot_of(self, key: BlockKey) -> BlockId | None:
+        """Return the slot that holds a block; None if none does."""
+        return self._slots.get(key)
+
+    def take(self) -> Taken | None:
+        """Take the slot that was used least recently; None if all are pinned."""
+        if not self.pool.num_free:
+            return None
+        (slot,) = self.pool.take(1)
+        self.pins.adopt(slot)
+        evicted = self.keys.pop(slot, None)
+        if evicted is not None:
+            del self._slots[evicted]
+        return Taken(slot, evicted)
+
+    def add(self, slot: BlockId, key: BlockKey, num_tokens: int) -> None:
+        """Make a block findable in a slot that is pinned."""
+        assert slot not in self.keys, f"slot {slot} of {self.name} holds something"
+        assert key not in self, f"{key} is in {self.name} already"
+        self.pool.register(slot, key.group, key.block_hash, num_tokens)
+        self.keys[slot], self._slots[key] = key, slot
+
+    def touch(self, key: BlockKey) -> None:
+        """Note that a block was used now."""
+        slot = self.slot_of(key)
+        if slot is not None:
+            self.pins.hold(slot)
+            self.pins.free(slot)
+
+    def forget(self, key: BlockKey) -> bool:
+        """Make sure that a block is not found any more; return whether it was."""
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return False
+        self.pool.forget([slot])
+        del self.keys[slot]
+        return True
+
+    def take_removals(self) -> list[BlockRemoved]:
+        """Return the events of what is no longer found, since the last call."""
+        events = self._cache.take_events()
+        if not events:  # Decoding takes longer than asking.
+            return []
+        return [event for event in events.structs() if isinstance(event, BlockRemoved)]
+
+    def check_integrity(self) -> None:
+        """Panic unless the pool, the keys and the pins agree."""
+        self._cache.debug.check_integrity(self.pins.blocks())
+        found = {slot: BlockKey(h, g) for (g, h), (slot,) in self._cache.debug.cached().items()}
+        assert found == self.keys, f"{self.name} finds {found} instead of {self.keys}"
+        assert self._slots == {key: slot for slot, key in found.items()}
+        assert 0 not in found, "the null block is no slot"

@@ -1,0 +1,271 @@
+"""What a request can load, from where, and what is pinned until its load begins.
+
+Invariant: an offer's blocks and slots are pinned until its load begins or the schedule ends. A
+look-up that may wait reads records first and asks to be asked again, until all are in host memory
+or its deadline has passed; then it offers what is there.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from kvbraid.cache import Match, TierMatch
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
+from kvbraid.ids import BlockId
+from kvbraid.loads import Record
+from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.offload.announcing import UNKNOWN, Content
+from kvbraid.transfer.offload.index import Pins, TierIndex
+from kvbraid.transfer.offload.promoting import Promotions
+from kvbraid.transfer.offload.tiers import TierState
+from kvbraid.transfer.status import Status
+
+
+class Again(Enum):
+    """What a look-up answers while records are being read."""
+
+    ASK_AGAIN = auto()
+
+
+class LoadSource(NamedTuple):
+    """Where a position of the load comes from.
+
+    Attributes:
+        group: The group.
+        position: The position in the request's table.
+        tier: The tier's name; "" for a block of the cache's own pool.
+        block_id: The block, or the slot of the tier's index.
+        key: What the block is called.
+        content: What events say of it.
+    """
+
+    group: int
+    position: int
+    tier: str
+    block_id: BlockId
+    key: BlockKey
+    content: Content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a request can load; lengths are in tokens.
+
+    Attributes:
+        request: The request.
+        match: What it adopts before the load: `TierMatch.match`.
+        num_pool_tokens: What the cache alone has.
+        num_tokens: What it has once the load has ended.
+        tier: The slowest tier that is read.
+        sources: Where each position of the load is.
+    """
+
+    request: int
+    match: Match
+    num_pool_tokens: int
+    num_tokens: int
+    tier: str
+    sources: tuple[LoadSource, ...]
+
+    @property
+    def num_external_tokens(self) -> int:
+        """What the load brings."""
+        return self.num_tokens - self.match.num_tokens
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What is read."""
+        read = (source for source in self.sources if source.tier)
+        return tuple(Record(source.tier, source.key.to_bytes()) for source in read)
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """The records that one request waits for, and the slots of those that have come."""
+
+    deadline: float
+    missing: set[BlockKey] = field(default_factory=set)
+    slots: list[BlockId] = field(default_factory=list)
+
+    def promoted(self, key: BlockKey, slot: BlockId) -> None:
+        """Keep the slot until the next look-up."""
+        self.missing.discard(key)
+        self.slots.append(slot)
+
+    def not_promoted(self, key: BlockKey, tier: str, status: Status) -> None:
+        """Go without it."""
+        del tier, status
+        self.missing.discard(key)
+
+
+class LookUps:
+    """The requests that were looked up and have not begun a load."""
+
+    def __init__(self, tiers: TierState, promotions: Promotions) -> None:
+        self._tiers: Final = tiers
+        self._promotions: Final = promotions
+        self._waits: Final[dict[int, _Wait]] = {}
+        self._offers: Final[dict[int, Found]] = {}
+        self._declined: set[int] = set()
+
+    def lookup(
+        self,
+        request: int,
+        tokens: Sequence[int] = (),
+        extra: ExtraKeys = NO_EXTRA_KEYS,
+        refused: Collection[str] = (),
+        *,
+        may_wait: bool,
+    ) -> Found | Again | None:
+        """Return what a request can load; None for nothing. See `OffloadManager.lookup`."""
+        if tokens:
+            self._tiers.requests.know(request, tokens, extra)
+        self._withdraw(request)
+        if request in self._declined:  # Its offer did not fit, perhaps for what it had pinned.
+            self._declined.remove(request)
+            return None
+        found = self._match(request, refused)
+        wait = self._waits.pop(request, None) or _Wait(self._deadline())
+        is_late = self._tiers.clock() >= wait.deadline
+        if may_wait and found and not is_late and self._want(found, wait):
+            self._waits[request] = wait
+            return Again.ASK_AGAIN
+        if may_wait and found and self._record_sources(found):
+            self._tiers.counts.num_deadlines += is_late
+            found = self._match(request, [*refused, *self._tiers.records])
+        if found:
+            self._offer(found)
+        self._leave(wait)
+        return found
+
+    def _deadline(self) -> float:
+        return self._tiers.clock() + self._tiers.options.promote_deadline
+
+    def match_over(
+        self, request: int, refused: Collection[str]
+    ) -> tuple[TierMatch, Sequence[TierIndex]]:
+        """Return what a request can reuse, and the indexes that were asked."""
+        tiers = self._tiers
+        left_out = {*refused, *tiers.read_rest.cooling(tiers.clock())}
+        below = [index for name, index in tiers.records.items() if name not in left_out]
+        # Whatever is loaded comes through host memory.
+        indexes = [] if tiers.host.name in left_out else [tiers.host, *below]
+        pools = [index.pool for index in indexes]
+        return tiers.cache.tiers.match_over(request, pools), indexes
+
+    def _match(self, request: int, refused: Collection[str]) -> Found | None:
+        tiers = self._tiers
+        found, indexes = self.match_over(request, refused)
+        if not found.num_external_tokens:
+            return None
+        contents = self._contents(request, found)
+        fills = found.fills()
+        infos = iter(
+            tiers.cache.pool.describe([fill.block_id for fill in fills if not fill.source])
+        )
+        sources = []
+        for group, position, number, block in fills:
+            index = indexes[number - 1] if number else None
+            key = index.keys[block] if index else BlockKey(next(infos).block_hash or b"", group)
+            content = contents(group, position, key) if number > 1 else UNKNOWN
+            name = index.name if index else ""
+            sources.append(LoadSource(group, position, name, block, key, content))
+        slowest = max(found.sources, default=0)
+        return Found(
+            request=request,
+            match=found.match,
+            num_pool_tokens=found.num_pool_tokens,
+            num_tokens=found.num_tokens,
+            tier=indexes[max(slowest, 1) - 1].name,
+            sources=tuple(sources),
+        )
+
+    def _contents(self, request: int, found: TierMatch) -> Callable[[int, int, BlockKey], Content]:
+        """What events say of records that are read for a request."""
+        tiers = self._tiers
+        is_near = max(found.sources, default=0) < 2
+        hashes = [] if is_near else tiers.cache.tiers.block_hashes(request)
+
+        def content(group: int, position: int, key: BlockKey) -> Content:
+            num_tokens = (position + 1) * tiers.topology.groups[group].block_size
+            at = num_tokens // tiers.unit - 1
+            if at >= len(hashes) or hashes[at] != key.block_hash:
+                return UNKNOWN  # A state, or a block that a hash finds inside.
+            return tiers.requests.content(
+                request, group, num_tokens, lambda tokens: hashes[tokens // tiers.unit - 1]
+            )
+
+        return content
+
+    def _record_sources(self, found: Found) -> list[LoadSource]:
+        return [source for source in found.sources if source.tier in self._tiers.records]
+
+    def _want(self, found: Found, wait: _Wait) -> bool:
+        """Have the records read that an offer needs; return whether any is still to come."""
+        for source in self._record_sources(found):
+            key = source.key
+            if key not in wait.missing:
+                wait.missing.add(key)
+                self._promotions.want(key, source.tier, source.content, wait)
+        return bool(wait.missing)
+
+    def _leave(self, wait: _Wait) -> None:
+        self._promotions.leave(wait)
+        for slot in wait.slots:
+            self._tiers.host.pins.free(slot)
+        wait.slots = []
+
+    # Offers.
+
+    def _offer(self, found: Found) -> None:
+        self._offers[found.request] = found
+        for source in found.sources:
+            self._pins(source.tier).hold(source.block_id)
+
+    def _pins(self, tier: str) -> Pins:
+        if not tier:
+            return self._tiers.device
+        return (self._tiers.records.get(tier) or self._tiers.host).pins
+
+    def _withdraw(self, request: int) -> None:
+        found = self._offers.pop(request, None)
+        if found is not None:
+            self.free(found.sources)
+
+    def free(self, sources: Iterable[LoadSource]) -> None:
+        """Drop what an offer has pinned."""
+        for source in sources:
+            self._pins(source.tier).free(source.block_id)
+
+    def take(self, request: int) -> Found | None:
+        """Take a request's offer, whose load begins; drop its pins with `free`."""
+        return self._offers.pop(request, None)
+
+    def end_schedule(self) -> None:
+        """Withdraw the offers that no load has taken."""
+        for request, found in list(self._offers.items()):
+            self._tiers.counts.num_declined += 1
+            if any(not source.tier for source in found.sources):
+                self._declined = {request}
+            self._withdraw(request)
+
+    def forget(self, request: int) -> None:
+        """Forget a request that has ended."""
+        self._withdraw(request)
+        self._declined.discard(request)
+        wait = self._waits.pop(request, None)
+        if wait is not None:
+            self._leave(wait)
+
+    def close(self) -> None:
+        """Forget all requests."""
+        for request in [*self._offers, *self._waits]:
+            self.forget(request)
+
+    def pinned(self, tier: str) -> list[BlockId]:
+        """Return the blocks or slots of a tier that are pinned for requests, each as often."""
+        offered = [s.block_id for f in self._offers.values() for s in f.sources if s.tier == tier]
+        if tier != self._tiers.host.name:
+            return offered
+        return offered + [slot for wait in self._waits.values() for slot in wait.slots]

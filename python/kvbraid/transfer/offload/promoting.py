@@ -1,0 +1,168 @@
+"""Records on their way into host slots.
+
+Invariant: a record is read once at a time, however many wait for it. While it is read, its place
+in the index is pinned, and so is the slot until no rank writes it any more. What every rank has
+read and verified is findable in host memory, and pinned once more by each who waits for it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from kvbraid.ids import BlockId
+from kvbraid.transfer.jobs import Item, Job, Kind
+from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.offload.announcing import Content
+from kvbraid.transfer.offload.counts import Drop
+from kvbraid.transfer.offload.tiers import TierState
+from kvbraid.transfer.offload.writing import RecordWrites
+from kvbraid.transfer.status import Status
+
+_NO_BLOCK: Final = BlockId(0)
+_SPOILT: Final = frozenset({Status.MISS, Status.SHORT, Status.CORRUPT, Status.FOREIGN})
+
+
+class RecordWaiter(Protocol):
+    """Whoever waits for a record."""
+
+    def promoted(self, key: BlockKey, slot: BlockId) -> None:
+        """Learn that host memory has the block. The slot is pinned for the waiter."""
+
+    def not_promoted(self, key: BlockKey, tier: str, status: Status) -> None:
+        """Learn that the record could not be read."""
+
+
+@dataclass(slots=True, eq=False)
+class _Promotion:
+    key: BlockKey
+    tier: str
+    record: BlockId
+    content: Content
+    waiters: list[RecordWaiter] = field(default_factory=list)
+    slot: BlockId = _NO_BLOCK
+    is_cancelled: bool = False
+
+
+class Promotions:
+    """The records that are read, or will be. `on_promoted` is told of each that was."""
+
+    def __init__(
+        self,
+        tiers: TierState,
+        writes: Mapping[str, RecordWrites],
+        on_promoted: Callable[[BlockKey, BlockId, Content], None],
+    ) -> None:
+        self._tiers: Final = tiers
+        self._writes: Final = writes
+        self._on_promoted: Final = on_promoted
+        self._promotions: Final[dict[BlockKey, _Promotion]] = {}  # Queued, or being read.
+        self._read: Final[dict[int, list[_Promotion]]] = {}  # By job.
+
+    def want(self, key: BlockKey, tier: str, content: Content, waiter: RecordWaiter) -> None:
+        """Read a record into host memory, soon. The answer may come at once."""
+        tiers, known = self._tiers, self._promotions.get(key)
+        if (slot := tiers.host.slot_of(key)) is not None:
+            tiers.host.pins.hold(slot)
+            waiter.promoted(key, slot)
+        elif known is not None:
+            known.waiters.append(waiter)
+        elif (record := tiers.records[tier].slot_of(key)) is None:
+            waiter.not_promoted(key, tier, Status.MISS)
+        else:
+            tiers.records[tier].pins.hold(record)
+            self._promotions[key] = _Promotion(key, tier, record, content, [waiter])
+
+    def leave(self, waiter: RecordWaiter) -> None:
+        """Tell somebody nothing any more. What nobody waits for is not read."""
+        for promotion in list(self._promotions.values()):
+            promotion.waiters = [each for each in promotion.waiters if each is not waiter]
+            if not promotion.waiters and not promotion.slot:
+                self._end(promotion)
+
+    def take_jobs(self) -> Iterator[Job]:
+        """Yield what can begin, as far as there are slots."""
+        tiers, ready = self._tiers, dict[str, list[_Promotion]]()
+        room = tiers.options.max_promotions - sum(map(len, self._read.values()))
+        for promotion in self._promotions.values():
+            if promotion.slot:
+                continue
+            slot = tiers.take_slot() if room > 0 else None
+            if slot is None:
+                break
+            promotion.slot, room = slot, room - 1
+            ready.setdefault(promotion.tier, []).append(promotion)
+        for tier, promotions in ready.items():
+            items = [Item(p.key.group, _NO_BLOCK, p.slot, p.key) for p in promotions]
+            for job in tiers.chunked(Kind.PROMOTE, items, self, tier):
+                self._read[job.number] = promotions[: len(job.items)]
+                del promotions[: len(job.items)]
+                yield job
+
+    def answered(self, job: Job, rank: int, statuses: Sequence[Status], *, is_over: bool) -> None:
+        """Nothing: a block counts once every rank has read its part."""
+
+    def settled(self, job: Job, statuses: Sequence[Status]) -> None:
+        """Announce what every rank has read; drop what is bad; answer those who wait."""
+        tiers = self._tiers
+        for promotion, status in zip(self._read[job.number], statuses, strict=True):
+            if promotion.is_cancelled:
+                continue
+            key = promotion.key
+            if status is Status.OK:
+                slot = tiers.host.slot_of(key)  # It may have been stored in the meantime.
+                if slot is None:
+                    slot = promotion.slot
+                    tiers.announce(tiers.host, slot, key, promotion.content)
+                for waiter in promotion.waiters:
+                    tiers.host.pins.hold(slot)
+                    waiter.promoted(key, slot)
+                tiers.records[promotion.tier].touch(key)
+                self._on_promoted(key, slot, promotion.content)
+            else:
+                self._spoil(promotion, status)
+                self._fail(promotion, status)
+            self._end(promotion)
+
+    def _spoil(self, promotion: _Promotion, status: Status) -> None:
+        if status not in _SPOILT or not self._tiers.records[promotion.tier].forget(promotion.key):
+            return
+        tiers = self._tiers
+        tiers.gone(tiers.records[promotion.tier], promotion.key, Drop.SPOILT)
+        if status is not Status.FOREIGN:  # Another's record is left alone.
+            self._writes[promotion.tier].discard(promotion.key)
+
+    def _fail(self, promotion: _Promotion, status: Status) -> None:
+        for waiter in promotion.waiters:
+            waiter.not_promoted(promotion.key, promotion.tier, status)
+        promotion.waiters = []
+
+    def _end(self, promotion: _Promotion) -> None:
+        """Forget a promotion; its slot is pinned until its job is over."""
+        del self._promotions[promotion.key]
+        self._tiers.records[promotion.tier].pins.free(promotion.record)
+
+    def over(self, job: Job) -> None:
+        """Free the slots of a job."""
+        for promotion in self._read.pop(job.number):
+            self._tiers.host.pins.free(promotion.slot)
+
+    def retract(self, key: BlockKey) -> None:
+        """Let a block that is being read be no good."""
+        promotion = self._promotions.get(key)
+        if promotion is not None:
+            promotion.is_cancelled = True
+            self._fail(promotion, Status.MISS)
+            self._end(promotion)
+
+    @property
+    def num_queued(self) -> int:
+        """Records that are in no job yet."""
+        return sum(not promotion.slot for promotion in self._promotions.values())
+
+    def slots(self) -> list[BlockId]:
+        """Return the host slots that records are read into."""
+        return [promotion.slot for promotions in self._read.values() for promotion in promotions]
+
+    def places(self, tier: str) -> list[BlockId]:
+        """Return the places in a tier's index that are pinned."""
+        return [p.record for p in self._promotions.values() if p.tier == tier]

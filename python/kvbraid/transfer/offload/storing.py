@@ -1,0 +1,203 @@
+"""Blocks on their way from the device into host slots.
+
+    findable -> waits for its step -> copied -> announced
+       |              |                  |
+       no room        no longer found    failed, or garbage        counted, and as if never begun
+
+Invariant: a device block is held from the step in which it became findable until no rank reads it
+any more. A slot is findable only after every rank has copied the block.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvbraid.cache import Findable, KeptState
+from kvbraid.errors import UnknownError
+from kvbraid.ids import BlockId
+from kvbraid.transfer.jobs import Item, Job, Kind
+from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.offload.announcing import Content
+from kvbraid.transfer.offload.counts import Drop
+from kvbraid.transfer.offload.tiers import TierState
+from kvbraid.transfer.status import Status
+
+_NO_SLOT: Final = BlockId(0)
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    key: BlockKey
+    block: BlockId
+    step: int
+    content: Content
+    is_tail: bool
+    slot: BlockId = _NO_SLOT
+    is_cancelled: bool = False
+
+
+class Stores:
+    """The device blocks that are stored, or will be.
+
+    `on_stored` is told of each block that became findable and that host memory has.
+    """
+
+    def __init__(
+        self, tiers: TierState, on_stored: Callable[[BlockKey, BlockId, Content], None]
+    ) -> None:
+        self._tiers: Final = tiers
+        self._on_stored: Final = on_stored
+        quarter = max(1, tiers.cache.config.num_blocks // 4)
+        self._most: Final = min(tiers.options.max_pending_stores, quarter)
+        self._stores: Final[dict[BlockKey, _Store]] = {}  # Each either waits or is copied.
+        self._copied: Final[dict[int, list[_Store]]] = {}  # By job.
+        self._last_ended = -1
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks that no job copies yet."""
+        return sum(not store.slot for store in self._stores.values())
+
+    # What is stored.
+
+    def take_findable(
+        self, step: int, states: Sequence[KeptState], tails: Sequence[KeptState] = ()
+    ) -> None:
+        """Hold what became findable, and what keeps states, until the step has run.
+
+        `states` are those of `CacheManager.take_work`, `tails` those of `take_state_tails`, which
+        no hash finds yet.
+        """
+        found = self._tiers.cache.tiers.take_findable()
+        starts: dict[int, int] = {}
+        listed: Sequence[Findable | KeptState] = [*found, *states, *tails]
+        for each in listed:
+            before = each.num_tokens - self._tiers.topology.groups[each.group].block_size
+            start = max(before // self._tiers.unit - 1, 0)
+            starts[each.request] = min(start, starts.get(each.request, start))
+        hashes = {request: self._hashes(request, start) for request, start in starts.items()}
+        for each in found:
+            key, hash_at = BlockKey(each.block_hash, each.group), hashes[each.request]
+            self._add(key, each.block_id, step, self._content(each, hash_at))
+        for state in (*states, *tails):
+            hash_at = hashes[state.request]
+            key = BlockKey(hash_at(state.num_tokens), state.group)
+            is_tail = state in tails
+            self._add(key, state.block_id, step, self._content(state, hash_at), is_tail=is_tail)
+
+    def _hashes(self, request: int, start: int) -> Callable[[int], bytes]:
+        try:
+            hashes = self._tiers.cache.tiers.block_hashes(request, start)
+        except UnknownError:  # It has ended: its blocks are told as placeholders.
+            self._tiers.requests.forget(request)
+            hashes = []
+        return lambda num_tokens: hashes[num_tokens // self._tiers.unit - 1 - start]
+
+    def _content(self, each: Findable | KeptState, hash_at: Callable[[int], bytes]) -> Content:
+        requests = self._tiers.requests
+        return requests.content(each.request, each.group, each.num_tokens, hash_at)
+
+    def _add(
+        self,
+        key: BlockKey,
+        block: BlockId,
+        step: int,
+        content: Content,
+        *,
+        is_tail: bool = False,
+    ) -> None:
+        tiers = self._tiers
+        if (slot := tiers.host.slot_of(key)) is not None:
+            tiers.host.touch(key)
+            self._on_stored(key, slot, content)  # Some tier may lack it by now.
+        elif key not in self._stores:
+            if len(self._stores) >= self._most:
+                tiers.drop(tiers.host.name, Drop.STORES_FULL)
+                return
+            tiers.device.hold(block)
+            self._stores[key] = _Store(key, block, step, content, is_tail)
+
+    def step_ended(self, step: int) -> None:
+        """Let blocks be copied that this step, or one before it, has written."""
+        self._last_ended = max(step, self._last_ended)
+
+    def take_jobs(self) -> Iterator[Job]:
+        """Yield the copies that can begin."""
+        tiers, ready = self._tiers, list[_Store]()
+        for store in list(self._stores.values()):
+            if store.slot or store.step > self._last_ended:
+                continue
+            if not (store.is_tail or self._is_found(store)):
+                self._leave(store, Drop.NOT_FOUND)
+            elif store.key in tiers.host:  # Read from a tier in the meantime.
+                self._leave(store)
+            elif (slot := tiers.take_slot()) is None:
+                self._leave(store, Drop.NO_SLOT)
+            else:
+                store.slot = slot
+                ready.append(store)
+        items = [Item(store.key.group, store.block, store.slot) for store in ready]
+        for job in tiers.chunked(Kind.STORE, items, self):
+            self._copied[job.number] = ready[: len(job.items)]
+            del ready[: len(job.items)]
+            yield job
+
+    def _is_found(self, store: _Store) -> bool:
+        key = store.key
+        return store.block in self._tiers.cache.pool.holders(key.group, key.block_hash)
+
+    def _leave(self, store: _Store, why: Drop | None = None) -> None:
+        del self._stores[store.key]
+        self._tiers.device.free(store.block)
+        if why is not None:
+            self._tiers.drop(self._tiers.host.name, why)
+
+    # What becomes of it.
+
+    def answered(self, job: Job, rank: int, statuses: Sequence[Status], *, is_over: bool) -> None:
+        """Nothing: a block counts once every rank has answered."""
+
+    def settled(self, job: Job, statuses: Sequence[Status]) -> None:
+        """Announce what every rank has copied."""
+        for store, status in zip(self._copied[job.number], statuses, strict=True):
+            if store.is_cancelled:
+                continue
+            del self._stores[store.key]
+            if status is not Status.OK:
+                self._tiers.drop(self._tiers.host.name, Drop.FAILED)
+            elif store.key not in self._tiers.host:
+                self._tiers.announce(self._tiers.host, store.slot, store.key, store.content)
+                self._tiers.origins.note(store.key, store.block)
+                self._on_stored(store.key, store.slot, store.content)
+
+    def over(self, job: Job) -> None:
+        """Free the blocks and the slots of a job."""
+        for store in reversed(self._copied.pop(job.number)):
+            self._tiers.host.pins.free(store.slot)
+            self._tiers.device.free(store.block)
+
+    def cancel(self, blocks: Collection[BlockId]) -> None:
+        """Store nothing of these blocks."""
+        self._cancel([store for store in self._stores.values() if store.block in blocks])
+
+    def close(self) -> None:
+        """Store nothing more; what is being copied is held until it is over."""
+        self._cancel(list(self._stores.values()))
+
+    def _cancel(self, stores: Sequence[_Store]) -> None:
+        for store in stores:
+            self._tiers.drop(self._tiers.host.name, Drop.RETRACTED)
+            if store.slot:
+                store.is_cancelled = True
+                del self._stores[store.key]
+            else:
+                self._leave(store)
+
+    def pinned(self) -> list[BlockId]:
+        """Return the device blocks that are held, each as often as it is."""
+        waiting = [store.block for store in self._stores.values() if not store.slot]
+        return waiting + [store.block for stores in self._copied.values() for store in stores]
+
+    def slots(self) -> list[BlockId]:
+        """Return the host slots that are written."""
+        return [store.slot for stores in self._copied.values() for store in stores]

@@ -1,0 +1,103 @@
+"""What all parts of the manager share: the indexes, the events, the jobs, and the clock.
+
+Invariant: a block is findable in an index exactly from its announcement to its removal event.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvbraid.cache import CacheManager
+from kvbraid.errors import InvalidValueError
+from kvbraid.ids import BlockId
+from kvbraid.recovery.decision.policy import Cooldowns
+from kvbraid.transfer.jobs import Item, Job, Kind
+from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.offload.announcing import Announcer, Content, KnownRequests
+from kvbraid.transfer.offload.counts import Drop, OffloadCounts
+from kvbraid.transfer.offload.index import Pins, TierIndex
+from kvbraid.transfer.offload.options import OffloadOptions, RecordTier
+from kvbraid.transfer.offload.retracting import Origins
+from kvbraid.transfer.offload.tracking import JobOwner, JobTable
+
+
+class TierState:
+    """The tiers of one cache.
+
+    Attributes:
+        device: The blocks of the cache that are held.
+        host: The index of host memory.
+        records: The indexes of the tiers below, nearest first.
+        origins: Which device blocks their copies came from.
+        is_written: Whether a block is on its way into a record.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        host_slots: int,
+        tiers: Sequence[RecordTier],
+        options: OffloadOptions,
+        num_ranks: int,
+    ) -> None:
+        names = [options.host_name, *(tier.name for tier in tiers)]
+        if len({*names}) < len(names):
+            raise InvalidValueError(f"the tiers are {', '.join(names)}; give each its own name")
+        topology = cache.config.topology
+        self.cache: Final = cache
+        self.topology: Final = topology
+        self.options: Final = options
+        self.num_ranks: Final = num_ranks
+        self.counts: Final = OffloadCounts()
+        self.jobs: Final = JobTable(num_ranks, self.counts)
+        self.device: Final = Pins(cache.pool)
+        self.host: Final = TierIndex(topology, options.host_name, "CPU", host_slots)
+        self.records: Final = {
+            name: TierIndex(topology, name, "STORAGE", count) for name, count in tiers
+        }
+        self.announcer: Final = Announcer(topology, [self.host, *self.records.values()])
+        self.origins: Final = Origins(options.max_origins, self.counts)
+        self.is_written: Callable[[BlockKey], bool] = lambda _: False
+        self.requests: Final = KnownRequests(topology, options.max_known_requests)
+        self.unit: Final = topology.hash_block_size or topology.groups[0].block_size
+        self.clock: Callable[[], float] = lambda: self.num_steps
+        self.num_steps = 0
+        failures, rest = options.failures_before_rest, options.rest
+        self.write_rest: Final = Cooldowns(failures=failures, duration=rest)
+        self.read_rest: Final = Cooldowns(failures=1, duration=rest)
+
+    def chunked(
+        self, kind: Kind, items: Sequence[Item], owner: JobOwner, tier: str = ""
+    ) -> Iterable[Job]:
+        """Yield jobs of a few items each."""
+        most = self.options.max_job_items
+        for start in range(0, len(items), most):
+            yield self.jobs.issue(kind, items[start : start + most], owner, tier)
+
+    def drop(self, tier: str, why: Drop) -> None:
+        """Count a block that is not stored, or no longer had."""
+        self.counts.drops[tier, why] += 1
+
+    def take_slot(self) -> BlockId | None:
+        """Take a host slot, whatever it holds; None if all are pinned."""
+        taken = self.host.take()
+        if taken is None:
+            return None
+        if taken.evicted is not None:
+            self.gone(self.host, taken.evicted, Drop.EVICTED)
+        return taken.slot
+
+    def gone(self, index: TierIndex, key: BlockKey, why: Drop) -> None:
+        """Count a block that a tier lacks now."""
+        self.drop(index.name, why)
+        self.forget_origin(key)
+
+    def forget_origin(self, key: BlockKey) -> None:
+        """Forget where a block came from if no tier has it, or will."""
+        others = (self.host, *self.records.values())
+        if not any(key in other for other in others) and not self.is_written(key):
+            self.origins.forget(key)
+
+    def announce(self, index: TierIndex, slot: BlockId, key: BlockKey, content: Content) -> None:
+        """Make a block findable in a tier, and say so."""
+        index.add(slot, key, content.num_tokens)
+        self.announcer.stored(index, key, content)

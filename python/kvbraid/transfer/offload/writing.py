@@ -1,0 +1,190 @@
+"""Blocks on their way from host slots into records, and records that are to go.
+
+Every block that host memory has is written to every tier that lacks it, in the background.
+
+Invariant: a slot is pinned from the moment in which its block is queued until no rank reads it any
+more. A record is findable only after every rank has written it. While a record is being dropped,
+its key is neither written nor read.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvbraid.ids import BlockId
+from kvbraid.transfer.jobs import Item, Job, Kind
+from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.offload.announcing import UNKNOWN, Content
+from kvbraid.transfer.offload.counts import Drop
+from kvbraid.transfer.offload.index import TierIndex
+from kvbraid.transfer.offload.tiers import TierState
+from kvbraid.transfer.status import Status
+
+_NO_BLOCK: Final = BlockId(0)
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    key: BlockKey
+    slot: BlockId
+    content: Content
+    is_bad: bool = False  # The record is not to stay.
+
+
+class RecordWrites:
+    """The records of one tier that are written or dropped."""
+
+    def __init__(self, tiers: TierState, index: TierIndex) -> None:
+        self._tiers: Final = tiers
+        self._index: Final = index
+        quarter = max(1, (tiers.host.pool.num_blocks - 1) // 4)
+        self._most: Final = min(tiers.options.max_pending_writes, quarter)
+        self._queue: Final[deque[_Write]] = deque()
+        self._writes: Final[dict[BlockKey, _Write]] = {}  # Queued, or being written.
+        self._written: Final[dict[int, list[_Write]]] = {}  # By job.
+        self._to_drop: Final[deque[BlockKey]] = deque()
+        self._dropping: Final[set[BlockKey]] = set()  # Queued, or being dropped.
+
+    def is_writing(self, key: BlockKey) -> bool:
+        """Whether a record will be there."""
+        return key in self._writes
+
+    def add(self, key: BlockKey, slot: BlockId, content: Content) -> None:
+        """Queue the write of a block, unless the tier has it or takes none."""
+        tiers, name = self._tiers, self._index.name
+        if key in self._index or key in self._writes or key in self._dropping:
+            return
+        if tiers.write_rest.is_cooling(name, tiers.clock()):
+            tiers.drop(name, Drop.RESTING)
+        elif len(self._writes) >= self._most:
+            tiers.drop(name, Drop.WRITES_FULL)
+        else:
+            tiers.host.pins.hold(slot)
+            self._writes[key] = write = _Write(key, slot, content)
+            self._queue.append(write)
+
+    def take_jobs(self) -> Iterator[Job]:
+        """Yield what can begin."""
+        if not self._tiers.write_rest.is_cooling(self._index.name, self._tiers.clock()):
+            items = [Item(key.group, _NO_BLOCK, _NO_BLOCK, key) for key in self._to_drop]
+            self._to_drop.clear()
+            yield from self._tiers.chunked(Kind.DROP, items, self, self._index.name)
+        writes = list(self._queue)
+        self._queue.clear()
+        items = [Item(write.key.group, write.slot, _NO_BLOCK, write.key) for write in writes]
+        for job in self._tiers.chunked(Kind.WRITE, items, self, self._index.name):
+            self._written[job.number] = writes[: len(job.items)]
+            del writes[: len(job.items)]
+            yield job
+
+    def answered(self, job: Job, rank: int, statuses: Sequence[Status], *, is_over: bool) -> None:
+        """Nothing: a record counts once every rank has answered."""
+
+    def settled(self, job: Job, statuses: Sequence[Status]) -> None:
+        """Announce what every rank has written."""
+        tiers, name = self._tiers, self._index.name
+        if job.kind is Kind.DROP:
+            self._dropped(job, statuses)
+            return
+        for write, status in zip(self._written[job.number], statuses, strict=True):
+            if not write.is_bad:
+                del self._writes[write.key]
+            if status is Status.OK:
+                tiers.write_rest.succeeded(name)
+            else:
+                tiers.write_rest.failed(name, tiers.clock())
+                tiers.drop(name, Drop.FAILED)
+            # Some rank may have written its part, and a call that hangs may still do so.
+            write.is_bad |= status is not Status.OK
+            if not write.is_bad and not self._keep(write.key, write.content):
+                write.is_bad = True
+                tiers.drop(name, Drop.NO_SLOT)
+            if write.is_bad:
+                self._dropping.add(write.key)
+                tiers.forget_origin(write.key)
+
+    def _dropped(self, job: Job, statuses: Sequence[Status]) -> None:
+        """Forget what is gone. What is not is neither read nor written, and dropped again."""
+        for item, status in zip(job.items, statuses, strict=True):
+            assert item.key is not None
+            if status is Status.OK:
+                self._dropping.discard(item.key)
+            else:
+                self._tiers.write_rest.failed(self._index.name, self._tiers.clock())
+                self._to_drop.append(item.key)
+
+    def over(self, job: Job) -> None:
+        """Free the slots of a job, and drop what is not to stay."""
+        if job.kind is Kind.DROP:
+            return
+        for write in self._written.pop(job.number):
+            self._tiers.host.pins.free(write.slot)
+            if write.is_bad:
+                self._to_drop.append(write.key)
+
+    def opened(self, key: BlockKey) -> None:
+        """Take in a record that the tier has without having been told to."""
+        is_known = key in self._index or key in self._writes or key in self._dropping
+        if not is_known and not self._keep(key, UNKNOWN):
+            self.discard(key)
+
+    def _keep(self, key: BlockKey, content: Content) -> bool:
+        """Make a record findable, and drop the one that was used longest ago if there is no room.
+
+        Returns False if all are in use.
+        """
+        taken = self._index.take()
+        if taken is None:
+            return False
+        if taken.evicted is not None:
+            self._tiers.gone(self._index, taken.evicted, Drop.EVICTED)
+            self.discard(taken.evicted)
+        self._tiers.announce(self._index, taken.slot, key, content)
+        self._index.pins.free(taken.slot)
+        return True
+
+    def discard(self, key: BlockKey) -> None:
+        """Have a record dropped that is not findable."""
+        if key not in self._dropping:
+            self._dropping.add(key)
+            self._to_drop.append(key)
+
+    def retract(self, key: BlockKey) -> bool:
+        """Make sure that a block is never read from here; return whether it could have been."""
+        is_found, write = self._index.forget(key), self._writes.pop(key, None)
+        if is_found:
+            self.discard(key)
+        if write is not None:
+            self._cancel(write)
+        return is_found or write is not None
+
+    def close(self) -> None:
+        """Write nothing more; what is being written is pinned until it is over."""
+        for key in list(self._writes):
+            self._cancel(self._writes.pop(key))
+
+    def _cancel(self, write: _Write) -> None:
+        self._tiers.forget_origin(write.key)
+        if write in self._queue:
+            self._queue.remove(write)
+            self._tiers.host.pins.free(write.slot)
+        else:  # It may still land, so nothing else is written there before it is dropped.
+            write.is_bad = True
+            self._dropping.add(write.key)
+
+    @property
+    def num_queued(self) -> int:
+        """Writes that are in no job yet."""
+        return len(self._queue)
+
+    def slots(self) -> list[BlockId]:
+        """Return the host slots that are pinned for writes."""
+        written = [write.slot for writes in self._written.values() for write in writes]
+        return [write.slot for write in self._queue] + written
+
+    def check_integrity(self) -> None:
+        """Assert the invariant of this tier."""
+        assert not any(key in self._index for key in self._dropping), "a record that goes is found"
+        assert not any(key in self._index for key in self._writes), "a record is written twice"
+        assert {*self._to_drop} <= self._dropping, "a queued drop is not known"

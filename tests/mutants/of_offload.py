@@ -1,0 +1,60 @@
+"""Bugs of offload: what is copied too early, believed too early, or never taken back."""
+
+from typing import Final
+
+from tests.mutants.mutant import Edit, Mutant
+
+ROOM: Final = "python/kvbraid/transfer/offload"
+UNIT: Final = "tests/unit/transfer/offload"
+
+OF_OFFLOAD: Final = (
+    Mutant(
+        "stored-before-written",
+        "stores: a block is copied before the step has run that writes it",
+        (
+            Edit(
+                f"{ROOM}/storing.py",
+                "if store.slot or store.step > self._last_ended:",
+                "if store.slot:",
+            ),
+        ),
+        (f"{UNIT}/test_storing.py::test_what_became_findable_is_stored_when_its_step_has_run",),
+    ),
+    Mutant(
+        "one-rank-is-enough",
+        "ranks: a block counts as stored once a first rank has stored its part",
+        (
+            Edit(
+                f"{ROOM}/tracking.py",
+                "            if not known.unanswered:\n",
+                "            if len(known.unanswered) < 2:\n",
+            ),
+        ),
+        (f"{UNIT}/test_storing.py::test_a_block_counts_once_every_rank_has_stored_its_part",),
+    ),
+    Mutant(
+        "written-garbage-stays",
+        "retraction: a record that was being written when its block turned out bad is not dropped",
+        (
+            Edit(
+                f"{ROOM}/writing.py",
+                "            if write.is_bad:\n                self._to_drop.append(write.key)",
+                "            if write.is_bad:\n                self._dropping.discard(write.key)",
+            ),
+        ),
+        (f"{UNIT}/test_retracting.py::test_a_write_under_way_is_followed_by_a_drop",),
+    ),
+    Mutant(
+        "stored-before-removed",
+        "events: a slot's new block is announced before the removal of the one that was in it",
+        (
+            Edit(
+                f"{ROOM}/announcing.py",
+                "        self._events += removals\n        self._run.append((key, content))",
+                "        self._run.append((key, content))\n        self._end_run()\n"
+                "        self._events += removals",
+            ),
+        ),
+        (f"{UNIT}/test_storing.py::test_a_full_host_loses_what_was_used_longest_ago",),
+    ),
+)
