@@ -38,7 +38,7 @@ class Rule(NamedTuple):
         return Rule(lambda value: value is None or fits(value), f"{self.expected}, or None")
 
 
-Kind: TypeAlias = type | UnionType | Rule
+ValueKind: TypeAlias = type | UnionType | Rule
 """What a value may be: an instance of a type, or what a rule takes."""
 
 
@@ -82,7 +82,7 @@ OFFSET: Final = size(0)
 
 
 def check(
-    name: str, value: object, kind: Kind, error: type[KvbraidError] = InvalidValueError
+    name: str, value: object, kind: ValueKind, error: type[KvbraidError] = InvalidValueError
 ) -> None:
     """Raise `error` for a value that is not what it may be; the message shows it by its name."""
     if not (kind.fits(value) if isinstance(kind, Rule) else _is_a(value, kind)):
@@ -91,7 +91,7 @@ def check(
 
 def check_fields(
     record: object,
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, ValueKind],
     error: type[KvbraidError] = InvalidValueError,
     prefix: str | None = None,
 ) -> None:
@@ -120,7 +120,7 @@ def _is_a(value: object, kind: type | UnionType) -> bool:
     return isinstance(value, kind) or (kind in (int, int | None) and hasattr(value, "__index__"))
 
 
-def _in_words(kind: Kind, value: object) -> str:
+def _in_words(kind: ValueKind, value: object) -> str:
     """What is expected; of an enum the member that was likely meant."""
     if isinstance(kind, Rule):
         return kind.expected

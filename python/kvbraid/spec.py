@@ -10,7 +10,7 @@ from math import lcm
 from typing import Final
 
 from kvbraid.errors import TopologyError, shortened
-from kvbraid.reading import POSITIVE, Kind, check, check_fields, whole
+from kvbraid.reading import POSITIVE, ValueKind, check, check_fields, whole
 
 
 class SpecKind(Enum):
@@ -115,14 +115,14 @@ class SilentGroup:
         return GroupSpec(kind=self.kind, block_size=page, window=self.window)
 
 
-_GROUP_KINDS: Final[dict[str, Kind]] = {
+_GROUP_KINDS: Final[dict[str, ValueKind]] = {
     "kind": SpecKind,
     "block_size": POSITIVE,
     "window": POSITIVE.or_none(),
     "chunk": POSITIVE.or_none(),
     "variant": whole(),
 }
-_TOPOLOGY_KINDS: Final[dict[str, Kind]] = {
+_TOPOLOGY_KINDS: Final[dict[str, ValueKind]] = {
     "groups": tuple | list,
     "alignment": int | None,
     "hash_block_size": int | None,

@@ -12,14 +12,14 @@ from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.record_store import RecordStore
 from kvbraid.transfer.records import PAGE_BYTES, pages
 from kvbraid.transfer.status import Status
-from kvbraid.transfer.tier import Tier
+from kvbraid.transfer.tier import TierBackend
 from obstore.store import MemoryStore
 
 from examples.object_tier import ObjectTier
 from tests.reference.memory_tier import MemoryTier
 from tests.unit.transfer.faulty_tier import NAMESPACE, USED, block, empty, job, key, run
 
-Opens = Callable[[Namespace], Tier]
+Opens = Callable[[Namespace], TierBackend]
 
 
 @pytest.fixture(params=["memory", "disk", "buffered disk", "objects"])
@@ -30,10 +30,10 @@ def opened(
     if request.param == "buffered disk":
         monkeypatch.setattr("kvbraid.transfer.disk.tier.can_be_direct", lambda _: False)
     objects, memories = MemoryStore(), dict[str, MemoryTier]()
-    tiers: list[Tier] = []
+    tiers: list[TierBackend] = []
 
-    def open_tier(namespace: Namespace) -> Tier:
-        tier: Tier
+    def open_tier(namespace: Namespace) -> TierBackend:
+        tier: TierBackend
         if request.param == "memory":
             tier = memories.setdefault(namespace.digest, MemoryTier())
         elif request.param == "objects":
@@ -50,7 +50,7 @@ def opened(
 
 
 @pytest.fixture
-def tier(opened: Opens) -> Tier:
+def tier(opened: Opens) -> TierBackend:
     return opened(NAMESPACE)
 
 
@@ -60,23 +60,23 @@ def header(number: int) -> memoryview:
     return page
 
 
-def load(tier: Tier, which: BlockKey, num_pages: int = 2) -> tuple[Status, bytes, bytes]:
+def load(tier: TierBackend, which: BlockKey, num_pages: int = 2) -> tuple[Status, bytes, bytes]:
     page, payload = pages(), pages(num_pages)
     return tier.load(which, page, payload), bytes(page), bytes(payload)
 
 
-def test_a_record_comes_back_as_it_was_stored(tier: Tier) -> None:
+def test_a_record_comes_back_as_it_was_stored(tier: TierBackend) -> None:
     assert tier.store(key(1), header(7), block(1)) is Status.OK
     assert load(tier, key(1)) == (Status.OK, bytes(header(7)), bytes(block(1)))
     assert [*tier.keys()] == [key(1)]
 
 
-def test_what_was_never_stored_is_a_miss(tier: Tier) -> None:
+def test_what_was_never_stored_is_a_miss(tier: TierBackend) -> None:
     assert load(tier, key(1))[0] is Status.MISS
     assert [*tier.keys()] == []
 
 
-def test_groups_of_one_hash_have_records_of_their_own(tier: Tier) -> None:
+def test_groups_of_one_hash_have_records_of_their_own(tier: TierBackend) -> None:
     for group in range(3):
         assert tier.store(key(1, group), header(group), block(1, group)) is Status.OK
     for group in range(3):
@@ -85,27 +85,27 @@ def test_groups_of_one_hash_have_records_of_their_own(tier: Tier) -> None:
     assert {*tier.keys()} == {key(1, group) for group in range(3)}
 
 
-def test_buffers_are_the_callers_again_after_a_call(tier: Tier) -> None:
+def test_buffers_are_the_callers_again_after_a_call(tier: TierBackend) -> None:
     page, payload = header(7), block(1)
     tier.store(key(1), page, payload)
     page[:], payload[:] = bytes(PAGE_BYTES), bytes(payload.nbytes)
     assert load(tier, key(1)) == (Status.OK, bytes(header(7)), bytes(block(1)))
 
 
-def test_what_is_stored_twice_is_whole(tier: Tier) -> None:
+def test_what_is_stored_twice_is_whole(tier: TierBackend) -> None:
     for _ in range(2):
         assert tier.store(key(1), header(7), block(1)) is Status.OK
     assert load(tier, key(1)) == (Status.OK, bytes(header(7)), bytes(block(1)))
     assert [*tier.keys()] == [key(1)]
 
 
-def test_a_record_of_another_length_is_not_served(tier: Tier) -> None:
+def test_a_record_of_another_length_is_not_served(tier: TierBackend) -> None:
     tier.store(key(1), header(7), block(1))
     for num_pages in (1, 3):
         assert load(tier, key(1), num_pages)[0] in {Status.SHORT, Status.MISS}
 
 
-def test_what_is_dropped_is_gone_and_may_be_dropped_again(tier: Tier) -> None:
+def test_what_is_dropped_is_gone_and_may_be_dropped_again(tier: TierBackend) -> None:
     tier.store(key(1), header(1), block(1))
     tier.store(key(2), header(2), block(2))
     tier.store(key(1, 2), header(3), block(1, 2))
@@ -135,7 +135,7 @@ def test_what_was_stored_is_there_for_the_next_one_that_opens_it(opened: Opens) 
 
 
 @pytest.mark.parametrize("size", [1, 8, 32, 64])
-def test_hashes_of_every_length_are_keys(tier: Tier, size: int) -> None:
+def test_hashes_of_every_length_are_keys(tier: TierBackend, size: int) -> None:
     for group in (0, 10**9 - 1):
         which = BlockKey(b"\xff" * (size - 1) + b"\0", group)
         assert tier.store(which, header(1), block(1)) is Status.OK
@@ -143,7 +143,7 @@ def test_hashes_of_every_length_are_keys(tier: Tier, size: int) -> None:
         assert which in set(tier.keys())
 
 
-def test_calls_of_several_threads_do_not_mix(tier: Tier) -> None:
+def test_calls_of_several_threads_do_not_mix(tier: TierBackend) -> None:
     def one(number: int) -> tuple[Status, bytes, bytes]:
         assert tier.store(key(number), header(number), block(number)) is Status.OK
         told = load(tier, key(number))

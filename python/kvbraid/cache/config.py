@@ -8,7 +8,7 @@ from kvbraid.cache.parallel import Share, check_ranks, share_of
 from kvbraid.cache.retention import Dense, Retention
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import HashAlgo
-from kvbraid.reading import COUNT, Kind, Rule, check, check_fields
+from kvbraid.reading import COUNT, Rule, ValueKind, check, check_fields
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 _UNLIMITED = (1 << 32) - 1
@@ -46,7 +46,7 @@ _OPTIONS: Final = {
     "extra_retained_tokens": COUNT,
     "checkpoint_alignment": COUNT.or_none(),
 }
-_KINDS: Final[dict[str, Kind]] = {
+_KINDS: Final[dict[str, ValueKind]] = {
     "topology": Topology,
     "num_blocks": COUNT,
     "dialect": EngineDialect,

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvbraid.cache.step import Match, Need
 from kvbraid.hashing import ExtraKeys
-from kvbraid.reading import COUNT, Kind, Rule, check, check_each, check_fields, whole
+from kvbraid.reading import COUNT, Rule, ValueKind, check, check_each, check_fields, whole
 
 NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError)
 """The errors of the native core for a value that it cannot convert."""
@@ -15,7 +15,7 @@ _NOT_COUNTS: Final = (OverflowError, TypeError, ValueError)
 """The errors of an array for values that it cannot hold; the last is for bytes."""
 
 _REQUEST: Final = whole(0, (1 << 64) - 1)._replace(expected="a number that add returned")
-_NEED: Final[dict[str, Kind]] = {
+_NEED: Final[dict[str, ValueKind]] = {
     "request": _REQUEST,
     "match": Match | None,
     "delay_commit": bool,
@@ -31,7 +31,7 @@ _NEED: Final[dict[str, Kind]] = {
     "junction": COUNT.or_none(),
     "num_computed_tokens": COUNT.or_none(),
 }
-_NEW: Final[dict[str, Kind]] = {
+_NEW: Final[dict[str, ValueKind]] = {
     "extra": ExtraKeys,
     "lora_id": int | None,
     "session_id": str | None,

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 from kvbraid._native import FleetCore
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet.fields import TEXT
-from kvbraid.reading import POSITIVE_COUNT, Kind, check_each, check_fields
+from kvbraid.reading import POSITIVE_COUNT, ValueKind, check_each, check_fields
 from kvbraid.spec import Topology
 
 NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
 """The errors that the conversion of a value raises if no field can have that value."""
 
-_FIELDS: Final[dict[str, Kind]] = {
+_FIELDS: Final[dict[str, ValueKind]] = {
     "model": TEXT,
     "dp_size": POSITIVE_COUNT,
     "topology": Topology,

@@ -13,7 +13,7 @@ from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.status import Status
 
 
-class Tier(Protocol):
+class TierBackend(Protocol):
     """A store of records of one namespace: six calls.
 
     An exception counts as `Status.IO_ERROR`. Buffers belong to the caller and are valid during
@@ -65,7 +65,7 @@ class TierChanges(NamedTuple):
 
 
 @runtime_checkable
-class SharedTier(Tier, Protocol):
+class SharedTier(TierBackend, Protocol):
     """A tier that evicts, or that others write too."""
 
     def refresh(self) -> TierChanges:

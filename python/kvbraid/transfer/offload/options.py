@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvbraid.reading import POSITIVE, Kind, Rule, check_fields
+from kvbraid.reading import POSITIVE, Rule, ValueKind, check_fields
 
 _DURATION: Final = Rule(lambda value: isinstance(value, float | int) and value >= 0, "at least 0")
 
@@ -58,7 +58,7 @@ class OffloadOptions:
         check_fields(self, _KINDS)
 
 
-_KINDS: Final[dict[str, Kind]] = {
+_KINDS: Final[dict[str, ValueKind]] = {
     "host_name": str,
     "promote_deadline": _DURATION,
     "load_deadline": _DURATION,

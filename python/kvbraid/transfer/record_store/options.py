@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbraid.errors import InvalidValueError
-from kvbraid.reading import POSITIVE, SIZE, Kind, Rule, check_fields
+from kvbraid.reading import POSITIVE, SIZE, Rule, ValueKind, check_fields
 
 _SECONDS: Final = Rule(lambda value: isinstance(value, int | float) and value > 0, "more than 0 s")
-_KINDS: Final[dict[str, Kind]] = {
+_KINDS: Final[dict[str, ValueKind]] = {
     "num_threads": POSITIVE,
     "max_hung_threads": POSITIVE,
     "max_queued_items": POSITIVE,

@@ -22,7 +22,7 @@ from kvbraid.transfer.record_store.queue import ORDER
 from kvbraid.transfer.record_store.schedule import Schedule
 from kvbraid.transfer.records import padded, pages, verify, write_header
 from kvbraid.transfer.status import Status
-from kvbraid.transfer.tier import SharedTier, Tier, TierChanges
+from kvbraid.transfer.tier import SharedTier, TierBackend, TierChanges
 
 _EMPTY: Final = memoryview(b"")
 _LEAVING_S: Final = 5.0
@@ -54,7 +54,7 @@ class RecordStore:
     def __init__(
         self,
         name: str,
-        tier: Tier,
+        tier: TierBackend,
         *,
         namespace: Namespace,
         used_bytes: Sequence[int],
