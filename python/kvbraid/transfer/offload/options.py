@@ -22,7 +22,7 @@ class OffloadOptions:
     Attributes:
         host_name: What offers, records and counters call the host tier.
         max_pending_stores: The most device blocks that are held because they are to be stored. It
-            is never more than a quarter of the cache's pool.
+            is never more than half of the cache's pool.
         max_pending_writes: The most host slots that are pinned for writes to one tier. It is never
             more than a quarter of the slots.
         max_promotions: The most records that are read at once.

@@ -47,8 +47,8 @@ class Stores:
     ) -> None:
         self._tiers: Final = tiers
         self._on_stored: Final = on_stored
-        quarter = max(1, tiers.cache.config.num_blocks // 4)
-        self._most: Final = min(tiers.options.max_pending_stores, quarter)
+        half = max(1, tiers.cache.config.num_blocks // 2)
+        self._most: Final = min(tiers.options.max_pending_stores, half)
         self._stores: Final[dict[BlockKey, _Store]] = {}  # Each either waits or is copied.
         self._copied: Final[dict[int, list[_Store]]] = {}  # By job.
         self._last_ended = -1

@@ -101,7 +101,7 @@ def test_no_more_device_blocks_are_held_than_may_be() -> None:
     assert engine.manager.counts.drops["host", Drop.STORES_FULL] == 1
     small = Engine(num_blocks=9)
     small.compute(PROMPT, to_end=False)
-    assert len(small.manager.held_blocks) == 2  # A quarter of the pool.
+    assert len(small.manager.held_blocks) == 4  # Half of the pool.
 
 
 def test_a_full_host_loses_what_was_used_longest_ago() -> None:
