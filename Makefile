@@ -58,7 +58,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -232,10 +232,13 @@ mutants: .venv/built ## Plant bugs one by one: the tests must catch each (NAMES=
 	.venv/bin/python -m tests.mutants.run $(NAMES)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU
-	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm --ignore tests/vllm/recovery --ignore tests/vllm/router $(PYTEST_ARGS)
+	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm --ignore tests/vllm/recovery --ignore tests/vllm/router --ignore tests/vllm/offload $(PYTEST_ARGS)
 
 test-vllm-recovery: .venv-vllm/installed ## Fail loads of vLLM's schedulers and of real engines (about 30 minutes)
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm/recovery $(PYTEST_ARGS)
+
+test-vllm-offload: .venv-vllm/installed ## Offload blocks of real engines, and compare with a device that never forgets
+	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm/offload $(PYTEST_ARGS)
 
 test-vllm-router: .venv-vllm/installed .venv-gateway/installed ## Route to three real engines, and compare what was promised with what they reused
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest -s tests/vllm/router $(PYTEST_ARGS)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from kvbraid.integrations.vllm import KvbraidAsyncScheduler, KvbraidScheduler
 
@@ -35,6 +35,10 @@ LAYOUTS: Final = {
 class GhostEngine:
     """`outputs` are the tokens of each request so far, `errors` those that ended with one."""
 
+    CONNECTOR = "GhostConnector"
+    MODULE = ghost_connector.__name__
+    EXTRA: ClassVar[dict[str, object]] = {}
+
     def __init__(
         self,
         layout: Layout,
@@ -48,17 +52,17 @@ class GhostEngine:
         made = config(layout, is_async=is_async)
         made.scheduler_config.long_prefill_token_threshold = threshold
         made.kv_transfer_config = KVTransferConfig(
-            kv_connector="GhostConnector",
-            kv_connector_module_path=ghost_connector.__name__,
+            kv_connector=self.CONNECTOR,
+            kv_connector_module_path=self.MODULE,
             kv_role="kv_both",
             kv_load_failure_policy=policy,
-            kv_connector_extra_config={
-                "kvbraid_recovery": {"tier_cooldown_s": 0} | (options or {})
-            },
+            kv_connector_extra_config=self.EXTRA
+            | {"kvbraid_recovery": {"tier_cooldown_s": 0} | (options or {})},
         )
         kv_cache_utils.init_none_hash(sha256)
         self._hasher = kv_cache_utils.get_request_block_hasher(layout.unit, sha256)
         ours = KvbraidAsyncScheduler if is_async else KvbraidScheduler
+        made.scheduler_config.scheduler_cls = kind or ours
         self.scheduler: Any = scheduler(kind or ours, layout, made)
         self.published: list[Any] = []
         self.scheduler.kv_event_publisher = SimpleNamespace(publish=self.published.append)
@@ -143,6 +147,9 @@ class GhostEngine:
         made = self.scheduler
         held = [block.block_id for _, blocks in made.deferred_frees for block in blocks]
         made.kv_cache_manager.cache.debug.check_integrity(held + self.recovery.held_blocks)
+        self.check_outputs()
+
+    def check_outputs(self) -> None:
         for name, tokens in self.outputs.items():
             assert GARBAGE not in tokens, f"{name} was told what was computed from garbage"
             assert tokens == truth(self._prompts[name], len(tokens)), name

@@ -2,8 +2,9 @@
 
 In reading order: `version` refuses other releases; `cache` is our cache in the place of vLLM's
 manager; `recovery` is what becomes of requests whose loads fail; `options` is what operators ask
-for, `policy_metrics` what they are told; `schedulers` is what an engine starts. `disk_tier` is for
-vLLM's own `OffloadingConnector` and needs the extra `transfer`, so it is imported with its name.
+for, `policy_metrics` what they are told; `schedulers` is what an engine starts. `offload` has a
+connector that stores blocks in host memory and on disk. `disk_tier` is for vLLM's own
+`OffloadingConnector`. Both need the extra `transfer`, so they are imported with their names.
 """
 
 # ruff: noqa: E402 - the version is checked before anything of vLLM's inner parts is imported.

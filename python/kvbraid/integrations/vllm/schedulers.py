@@ -61,7 +61,8 @@ def _our_manager(config: VllmConfig) -> Iterator[None]:
         original = stock.KVCacheManager
         has_loads = config.kv_transfer_config is not None
         ours = TrackedCacheManager if has_loads else KvbraidCacheManager
-        stock.KVCacheManager = partial(ours, by_value=retention_of(config))
+        takes = has_loads and getattr(_connector_of(config), "takes_findable", False)
+        stock.KVCacheManager = partial(ours, by_value=retention_of(config), findable=takes)
         try:
             yield
         finally:
@@ -174,10 +175,17 @@ def _check_features(config: VllmConfig) -> None:
             raise UnsupportedError(text)
 
 
+def _connector_of(config: VllmConfig) -> type[KVConnectorBase_V1]:
+    kind: type[KVConnectorBase_V1] = KVConnectorFactory.get_connector_class(
+        config.kv_transfer_config
+    )
+    return kind
+
+
 def _check_connector(config: VllmConfig, cache: KVCacheConfig) -> None:
     if config.kv_transfer_config is None:
         return
-    connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+    connector = _connector_of(config)
     for name, (needs_states, text) in _REFUSED_OVERRIDES.items():
         is_own = getattr(connector, name) is not getattr(KVConnectorBase_V1, name)
         if is_own and (cache.has_mamba_layers or not needs_states):

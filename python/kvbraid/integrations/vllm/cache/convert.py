@@ -60,6 +60,7 @@ class EngineSettings:
     """What a vLLM scheduler knows about its cache in addition to the `KVCacheConfig`.
 
     `by_value` replaces the engine's retention; its interval may be any number of tokens.
+    `findable`: a connector takes the list of what became findable, in every step.
     """
 
     max_model_len: int
@@ -75,6 +76,7 @@ class EngineSettings:
     decode_context_parallel: int = 1
     prefill_context_parallel: int = 1
     by_value: ByValue | None = None
+    findable: bool = False
 
 
 def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig:
@@ -111,6 +113,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         group_options=tuple(_options(group.kv_cache_spec, config) for group in groups),
         caching=settings.caching and bool(config.kv_cache_groups),
         events=settings.events,
+        findable=settings.findable,
         retention=_retention(config, settings),
         max_model_len=settings.max_model_len,
         max_in_flight_tokens=(

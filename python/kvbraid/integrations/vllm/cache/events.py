@@ -21,6 +21,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from kvbraid.cache import Events
+from kvbraid.events.model import Event
+from kvbraid.events.wire import encode_batch
 from kvbraid.integrations.vllm.cache.coordinator import GroupView
 
 _DECODER: Final = msgspec.msgpack.Decoder(KVEventBatch)
@@ -28,9 +30,16 @@ _DECODER: Final = msgspec.msgpack.Decoder(KVEventBatch)
 
 def to_vllm(events: Events) -> list[KVCacheEvent]:
     """Return the events as vLLM's structures."""
-    if not len(events):
-        return []
-    batch = _DECODER.decode(events.to_bytes(0.0))
+    return _decoded(events.to_bytes(0.0)) if len(events) else []
+
+
+def told_by_tiers(told: Sequence[Event]) -> list[KVCacheEvent]:
+    """Return events of tiers as vLLM's structures."""
+    return _decoded(encode_batch(told)) if told else []
+
+
+def _decoded(payload: bytes) -> list[KVCacheEvent]:
+    batch = _DECODER.decode(payload)
     for event in batch.events:
         if isinstance(event, BlockStored) and event.extra_keys:
             event.extra_keys = [_with_tuples(keys) for keys in event.extra_keys]

@@ -40,7 +40,8 @@ _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 class KvbraidCacheManager:
     """Our cache, with the methods and names of vLLM's manager.
 
-    `by_value` replaces the retention of the engine's configuration.
+    `by_value` replaces the retention of the engine's configuration; `findable` is for a connector
+    that takes what became findable.
 
     Raises:
         UnsupportedError: Our cache does not treat the model or a setting in the way vLLM does.
@@ -66,6 +67,7 @@ class KvbraidCacheManager:
         enable_mamba_shared_prefix_checkpoint: bool = False,
         *,
         by_value: ByValue | None = None,
+        findable: bool = False,
     ) -> None:
         _refuse(metrics_collector)
         self.kv_cache_config = kv_cache_config
@@ -97,6 +99,7 @@ class KvbraidCacheManager:
                     decode_context_parallel=dcp_world_size,
                     prefill_context_parallel=pcp_world_size,
                     by_value=by_value,
+                    findable=findable,
                 ),
             )
         )
@@ -114,6 +117,16 @@ class KvbraidCacheManager:
         self.empty_kv_cache_blocks = KVCacheBlocks(
             tuple(() for _ in range(self.num_kv_cache_groups))
         )
+
+    # Names.
+
+    def number_of(self, request: Request) -> int:
+        """Return a request's number in `cache`, which knows all of its tokens from now on."""
+        return self._requests.number_of(request)
+
+    def find_number(self, request_id: str) -> int | None:
+        """Return the number of a request; None if it is not known."""
+        return self._requests.find(request_id)
 
     # Looking up.
 

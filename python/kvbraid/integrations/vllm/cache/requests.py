@@ -86,7 +86,7 @@ class Requests:
         number = self._cache.add(
             tokens,
             num_prompt_tokens=request.num_prompt_tokens,
-            extra=_extra_keys(request),
+            extra=extra_keys(request),
             lora_id=lora.adapter_id if lora else None,
             session_id=request.session_id,
             block_hashes=request.block_hashes,
@@ -141,7 +141,7 @@ class Requests:
         return None if known is None else known.number
 
 
-def _extra_keys(request: Request) -> ExtraKeys:
+def extra_keys(request: Request) -> ExtraKeys:
     """Return the extra keys that events show; the engine's hashes already contain them."""
     lora = request.lora_request
     if lora is None and not request.mm_features and request.cache_salt is None:

@@ -9,9 +9,9 @@ that; if that other one leaves, those who wait start over in the same call.
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vllm.config import KVTransferConfig
 from vllm.logger import init_logger
@@ -25,7 +25,7 @@ from kvbraid.integrations.vllm.recovery.options import recovery_options
 from kvbraid.integrations.vllm.recovery.reports import Reports
 from kvbraid.integrations.vllm.recovery.request_runs import RequestRun, RequestRuns
 from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
-from kvbraid.loads import Failures, GroupBlock, Target
+from kvbraid.loads import Failures, GroupBlock, Target, Tiers
 from kvbraid.recovery import Action, Policy, RecoveryPlan, decide
 from kvbraid.recovery.ledger.counts import PromptCounts
 from kvbraid.recovery.ledger.loading import can_compute, useful_end
@@ -67,6 +67,15 @@ class Rescheduling(Protocol):
         ...
 
 
+@runtime_checkable
+class SettlingConnector(Tiers, Protocol):
+    """A connector that knows on the scheduler's side what its loads consist of."""
+
+    def settle(self, output: KVConnectorOutput) -> None:
+        """Add to what workers say which loads have ended, and what of them has failed."""
+        ...
+
+
 class RecoveryFromFailedLoads:
     """The part of a scheduler with a connector that recovers.
 
@@ -76,8 +85,13 @@ class RecoveryFromFailedLoads:
     """
 
     def __init__(
-        self, manager: TrackedCacheManager, config: KVTransferConfig, scheduler: Rescheduling
+        self,
+        manager: TrackedCacheManager,
+        config: KVTransferConfig,
+        scheduler: Rescheduling,
+        source: SettlingConnector | None = None,
     ) -> None:
+        self._source = source
         self.policy, options = recovery_options(config)
         self.counts = RecoveryCounts(self.policy.value)
         self.load_gate = LoadGate(str(config.kv_connector), self.policy, options, _milliseconds)
@@ -158,6 +172,8 @@ class RecoveryFromFailedLoads:
 
     def recover(self, output: KVConnectorOutput) -> None:
         """Do what has to be done before the outputs of a step are used."""
+        if self._source is not None:
+            self._source.settle(output)
         failures = self._reports.read(output, keeps_back=self.policy is not Policy.FAIL)
         for request_id in output.finished_recving or ():
             held = self._held.pop(request_id, [])
@@ -208,6 +224,7 @@ class RecoveryFromFailedLoads:
         )
         by_group = self._by_group(plan.tainted)
         self._cache.recover(replace(plan.recovery, preempt=()))
+        self._tell(plan, past.former)
         for block in plan.recovery.hold:
             request_id, held = loading[block]
             self._held.setdefault(request_id, []).append(held)
@@ -223,6 +240,17 @@ class RecoveryFromFailedLoads:
         self.counts.add(plan, by_group)
         self.counts.cool(self.load_gate.num_cooling)
         _log(plan, self.policy)
+
+    def _tell(self, plan: RecoveryPlan, former: Sequence[BlockId]) -> None:
+        """Tell a connector's tiers what is garbage: what blocks hold, and what some held once."""
+        if self._source is None:
+            return
+        before = {former[number - self._cache.config.num_blocks] for number in plan.lost}
+        self._source.forget_blocks(sorted(before.union(plan.tainted)))
+        for record in plan.drop:
+            self._source.drop(record)
+        for record in plan.back_off:
+            self._source.back_off(record)
 
     def _ending(
         self, plan: RecoveryPlan, by_number: Mapping[int, RequestRun], told: Collection[str]

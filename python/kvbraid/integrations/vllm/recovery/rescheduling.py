@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from kvbraid.integrations.vllm.recovery.recovery import RecoveryFromFailedLoads
+from kvbraid.integrations.vllm.recovery.recovery import RecoveryFromFailedLoads, SettlingConnector
 
 
 class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vLLM.
@@ -28,7 +28,8 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
         """Recover from now on, if there is a connector; to be called once, after construction."""
         config = self.vllm_config.kv_transfer_config
         if config is not None:
-            self.recovery = RecoveryFromFailedLoads(self.kv_cache_manager, config, self)
+            source = self.connector if isinstance(self.connector, SettlingConnector) else None
+            self.recovery = RecoveryFromFailedLoads(self.kv_cache_manager, config, self, source)
             self.recovery.load_gate.guard(self.connector, self.recovery.useful_end)
 
     # What vLLM calls.
