@@ -125,7 +125,7 @@ class Offload:
                 self._announced[event.medium, event.group_idx, block_hash] += step
         found = Counter[tuple[str, int | None, int]]()
         for tier, keys in self.manager.contents().items():
-            medium = "STORAGE" if tier in self.ranks.workers[0].records else "CPU"
+            medium = "STORAGE" if tier in self.ranks.tiers else "CPU"
             for key, slot in keys.items():
                 found[medium, key.group, int.from_bytes(key.block_hash[-8:], "big")] += 1
                 contents = self.ranks.contents(tier, key, slot)
