@@ -5,6 +5,7 @@ drawn from the seed, so the seed alone replays it.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -29,9 +30,16 @@ MAX_TICKS: Final = 1_500
 
 
 class Simulation:
-    """One simulation. `trace` is called with what happens, for people who replay it."""
+    """One simulation. `trace` is called with what happens, for people who replay it. With a
+    folder, the ranks of the engine's own tiers are real, and keep their records there."""
 
-    def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        trace: Callable[[str], object] | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> None:
         self._trace = trace
         self.setting: Final[Setting] = draw_setting(seed)
         self.random = Random(seed + (1 << 40))
@@ -41,7 +49,7 @@ class Simulation:
         self.truth = Truth()
         self.device = Device(topology.groups, setting.cache.num_blocks)
         num_ranks = setting.options.num_ranks
-        self.offload = Offload(setting, self.cache, self.device, self.random)
+        self.offload = Offload(setting, self.cache, self.device, self.random, folder)
         self.tiers = GhostTiers(
             self.truth, topology, self.random, setting.habits, self.offload.loads
         )
