@@ -16,6 +16,7 @@ from kvbraid.transfer.keys import BlockKey
 
 from tests.ghost.checks import BadOutcomeError
 from tests.ghost.device import TORN, Device
+from tests.ghost.faults import Tally
 
 
 @dataclass(slots=True)
@@ -79,6 +80,10 @@ class EngineRanks:
     def contents(self, tier: str, key: BlockKey, slot: BlockId) -> list[bytes | None]:
         """Return what each rank has of a block in a tier; None if a fault has taken it."""
         raise NotImplementedError
+
+    def count(self, tally: Tally) -> None:
+        """Add what was injected, and what was moved."""
+        tally.tier_faults.update(self.faults)
 
     def check(self) -> None:
         """Check what only these ranks have."""

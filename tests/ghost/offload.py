@@ -17,6 +17,7 @@ from kvbraid.transfer.tiered_loads import TieredLoads
 
 from tests.ghost.checks import BadOutcomeError, Findable
 from tests.ghost.device import Device
+from tests.ghost.faults import Tally
 from tests.ghost.landing import EngineRanks
 from tests.ghost.ranks import Ranks
 from tests.ghost.real.ranks import RealRanks
@@ -59,9 +60,9 @@ class Offload:
             )
             self.loads = TieredLoads(self.manager, setting.alignment)
 
-    @property
-    def faults(self) -> Counter[str]:
-        return self.ranks.faults
+    def count(self, tally: Tally) -> None:
+        """Add what was injected, and what was moved."""
+        self.ranks.count(tally)
 
     @property
     def is_busy(self) -> bool:

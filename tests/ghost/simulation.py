@@ -21,7 +21,7 @@ from tests.ghost.faults import DISTURBING, Event, Fault, Tally
 from tests.ghost.injection import Injection
 from tests.ghost.offload import Offload
 from tests.ghost.progress import Progress
-from tests.ghost.setting import Setting, draw_setting
+from tests.ghost.setting import Setting, draw_real_setting, draw_setting
 from tests.ghost.tiers import GhostTiers
 from tests.ghost.transfers import Transfers
 from tests.ghost.truth import GARBAGE_TOKEN, Truth
@@ -41,7 +41,9 @@ class Simulation:
         folder: Path | None = None,
     ) -> None:
         self._trace = trace
-        self.setting: Final[Setting] = draw_setting(seed)
+        drawn = draw_real_setting(seed) if folder else draw_setting(seed)
+        assert drawn, f"seed {seed} has no tiers for a folder"
+        self.setting: Final[Setting] = drawn
         self.random = Random(seed + (1 << 40))
         setting = self.setting
         topology = setting.cache.topology
@@ -73,6 +75,10 @@ class Simulation:
         self.tick = 0
         self.tally = Tally(cases=1, requests=len(self.waiting))
 
+    def close(self) -> None:
+        """End what threads there are."""
+        self.offload.ranks.close()
+
     def run(self) -> Tally:
         while self._is_busy:
             self._tick()
@@ -83,7 +89,7 @@ class Simulation:
         self._check_idle()
         counted = (fault.counts_as for fault in self.injection.faults)
         self.tally.faults.update(cell for cell in counted if cell)
-        self.tally.tier_faults.update(self.offload.faults)
+        self.offload.count(self.tally)
         return self.tally
 
     @property

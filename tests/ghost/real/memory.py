@@ -7,9 +7,9 @@ mixed or another's are no block's. The pool gets a block's bytes when a mover re
 Invariant: a move changes the bytes of its targets in the pool, and no others there.
 """
 
-from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -127,24 +127,34 @@ class RankMemory:
                 yield reference.buffer, slice(start, start + length)
 
 
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """The share of what is done in which a fault is injected, and how many were."""
+
+    random: Random
+    share: float
+    faults: Counter[str]
+
+    def strike(self) -> bool:
+        """Whether there is a fault now."""
+        return self.random.random() < self.share
+
+
 class GhostEngine(HostMemoryEngine):
     """Copies that end ticks later, or raise: at the start, or at the end and half done."""
 
-    def __init__(self, memory: RankMemory, random: Random, share: float) -> None:
+    def __init__(self, memory: RankMemory, odds: Odds) -> None:
         self.memory = memory
-        self.random = random
-        self.share = share
+        self.odds = odds
         self.tick = 0
-        self.num_refused = 0
-        self.num_failed = 0
 
     def start(self, move: Move) -> Pending:
-        is_faulty = self.random.random() < self.share
-        if is_faulty and self.random.random() < 0.5:
-            self.num_refused += 1
+        fails, random = self.odds.strike(), self.odds.random
+        if fails and random.random() < 0.5:
+            self.odds.faults[f"{move.kind} refused"] += 1
             raise RuntimeError("the driver refuses")
-        self.num_failed += is_faulty
-        return _Late(self, move, self.tick + self.random.randint(0, MOST_TICKS), fails=is_faulty)
+        self.odds.faults[f"{move.kind} half done"] += fails
+        return _Late(self, move, self.tick + random.randint(0, MOST_TICKS), fails=fails)
 
     def carry_out(self, move: Move) -> None:
         """Copy now, and check what has changed."""
@@ -179,7 +189,3 @@ class _Late:
             raise RuntimeError("an unspecified launch failure")
         self.engine.carry_out(self.move)
         return True
-
-
-def as_bytes(values: Sequence[int]) -> bytes:
-    return array("q", values).tobytes()

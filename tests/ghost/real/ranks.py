@@ -4,8 +4,9 @@ Each rank has directories of its own, one for each tier. Whatever a tier or the 
 have is read and compared in every tick, byte by byte, unless a fault has spoilt it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -21,9 +22,9 @@ from kvbraid.transfer.worker import Worker
 
 from tests.ghost.checks import BadOutcomeError
 from tests.ghost.device import Device
-from tests.ghost.faults import DEATH
+from tests.ghost.faults import DEATH, Tally
 from tests.ghost.landing import EngineRanks
-from tests.ghost.real.memory import GhostEngine, RankMemory, draw_plan
+from tests.ghost.real.memory import GhostEngine, Odds, RankMemory, draw_plan
 from tests.ghost.real.tier import PATIENCE_S, BrokenTier, TierJobs
 
 TICKS_TO_DEADLINE = 3.0
@@ -64,7 +65,9 @@ class RealRanks(EngineRanks):
     ) -> None:
         super().__init__(device, random, num_ranks, tiers, share)
         plan = draw_plan(random, device.groups, len(device.cells))
+        self._odds = Odds(random, share, self.faults)
         self._most_hung = random.choice((0, 1, 2))
+        self._moved: Counter[str] = Counter()
         self._jobs: dict[int, Job] = {}
         self._dead_until: dict[str, int] = {}
         self._ranks = [self._rank(rank, plan, host_slots, folder) for rank in range(num_ranks)]
@@ -75,7 +78,7 @@ class RealRanks(EngineRanks):
         host = HostTier(slots, piece_bytes=self.random.randint(1, 4) * slot_bytes)
         assert host.wait(PATIENCE_S)
         memory = RankMemory(plan, self.device, rank)
-        engine = GhostEngine(memory, self.random, self.share / 2)
+        engine = GhostEngine(memory, replace(self._odds, share=self.share / 2))
         mover = Mover(plan, bases=memory.pool.bases, host=host, engine=engine)
         tiers = {
             name: self._tier(name, folder / f"{name}-{rank}", rank, slots) for name in self.tiers
@@ -108,7 +111,7 @@ class RealRanks(EngineRanks):
             options=options,
             clock=lambda: float(self.tick),
         )
-        return TierJobs(tier, store, self.random, self.share, self._most_hung)
+        return TierJobs(tier, store, self._odds, self._most_hung)
 
     @property
     def is_busy(self) -> bool:
@@ -138,6 +141,7 @@ class RealRanks(EngineRanks):
 
     def _take(self, number: int, rank: _Rank, result: JobResult) -> None:
         job = self._jobs[result.number]
+        self._moved[str(job.kind)] += result.is_over * result.statuses.count(Status.OK)
         if job.kind in {Kind.LOAD, Kind.COPY}:
             for item, status in zip(job.items, result.statuses, strict=True):
                 content = rank.memory.read(item.group, item.target)
@@ -189,6 +193,11 @@ class RealRanks(EngineRanks):
             raise BadOutcomeError(f"the record {key} of {name} is gone, or holds no block")
         return known[1]
 
+    def count(self, tally: Tally) -> None:
+        """Add what was injected, and what was moved."""
+        tally.real_faults.update(self.faults)
+        tally.real_blocks.update(self._moved)
+
     def check(self) -> None:
         """Check every part by itself."""
         for rank in self._ranks:
@@ -197,12 +206,9 @@ class RealRanks(EngineRanks):
                 tier.store.check_integrity()
 
     def close(self) -> None:
-        """End all threads, and count what went wrong."""
+        """End all threads."""
         for rank in self._ranks:
             rank.worker.close()
             rank.memory.pool.check_margins()
-            self.faults["copy refused"] += rank.engine.num_refused
-            self.faults["copy failed"] += rank.engine.num_failed
             for tier in rank.tiers.values():
                 tier.tier.disk.check_integrity()
-                self.faults.update(tier.faults)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from random import Random
 from threading import Event, Semaphore
 from typing import Final
 
@@ -25,6 +24,8 @@ from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.record_store import RecordStore
 from kvbraid.transfer.records import pages
 from kvbraid.transfer.status import Status
+
+from tests.ghost.real.memory import Odds
 
 PATIENCE_S: Final = 60.0
 """How long a thread is waited for before the simulation fails."""
@@ -185,21 +186,18 @@ class TierJobs:
     """The `RecordJobs` of a worker: a `RecordStore`, of which every answer is waited for.
 
     Attributes:
-        faults: What was planned, by kind of job and breakage.
         hanging: The jobs that hang, by number.
-        share: The share of jobs with a fault.
     """
 
     def __init__(
-        self, tier: BrokenTier, store: RecordStore, random: Random, share: float, most_hung: int
+        self, tier: BrokenTier, store: RecordStore, odds: Odds, most_hung: int
     ) -> None:
         self.tier = tier
         self.store = store
-        self.faults: Counter[str] = Counter()
         self.hanging: dict[int, Hang] = {}
         self.tick = 0
-        self._random = random
-        self._share = share
+        self._odds = odds
+        self._random = odds.random
         self._most_hung = most_hung
         self._awaited: dict[int, frozenset[BlockKey]] = {}
         self._found: list[JobResult] = []
@@ -215,7 +213,7 @@ class TierJobs:
             assert hang.began.acquire(timeout=PATIENCE_S), "a call did not begin"
         self.hanging[job.number] = hang
         del self._awaited[job.number]
-        self.faults[f"{job.kind} {Breakage.HANGS}"] += 1
+        self._odds.faults[f"{job.kind} {Breakage.HANGS}"] += 1
 
     def is_blocked(self, job: Job) -> bool:
         """Whether a job names a key of a call that runs."""
@@ -252,7 +250,7 @@ class TierJobs:
 
     def _plan(self, job: Job) -> Hang | None:
         """Draw what goes wrong with a job; return the hang if it is one."""
-        if self._random.random() >= self._share:
+        if not self._odds.strike():
             return None
         breakage = self._random.choice(self._possible(job))
         keys = [item.key for item in job.items if item.key is not None]
@@ -260,7 +258,7 @@ class TierJobs:
             hang = Hang(_keys(job), self.tick + self._random.randint(1, 6))
             self.tier.plans.update({(job.kind, key): hang for key in keys})
             return hang
-        self.faults[f"{job.kind} {breakage}"] += 1
+        self._odds.faults[f"{job.kind} {breakage}"] += 1
         for key in keys[:1] + [key for key in keys[1:] if self._random.random() < 0.5]:
             self.tier.plans[job.kind, key] = breakage
         return None
