@@ -37,6 +37,7 @@ from tests.unit.transfer.pools import Pool
 LAYOUTS: Final = (Layout.BLHNC, Layout.LBHNC)
 MOST_TICKS: Final = 3
 """Ticks that a copy takes at most."""
+_STEP: Final = np.int64(0x9E37_79B9_7F4A)
 
 
 def draw_plan(random: Random, groups: Sequence[GroupSpec], num_blocks: int) -> MemoryPlan:
@@ -78,12 +79,11 @@ class RankMemory:
         self.device = device
         self.pool = Pool.of(plan, seed=rank)
         self._groups = plan.groups
-        self._masks = [self._mask(group.used_bytes // 8) for group in plan.groups]
-        for group, mask in enumerate(self._masks):
-            mask ^= np.int64(rank * 1_000_003 + group * 7_919 << 32)
-
-    def _mask(self, num_words: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        return np.arange(1, num_words + 1, dtype=np.int64) * np.int64(0x9E3779B97F4A7)
+        self._masks = [
+            np.arange(1, group.used_bytes // 8 + 1, dtype=np.int64) * _STEP
+            ^ np.int64((rank * 1_000 + number) << 40)
+            for number, group in enumerate(plan.groups)
+        ]
 
     def bytes_of(self, values: Sequence[int], group: int) -> bytes:
         """Return a block's bytes."""

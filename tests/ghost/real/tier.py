@@ -189,9 +189,7 @@ class TierJobs:
         hanging: The jobs that hang, by number.
     """
 
-    def __init__(
-        self, tier: BrokenTier, store: RecordStore, odds: Odds, most_hung: int
-    ) -> None:
+    def __init__(self, tier: BrokenTier, store: RecordStore, odds: Odds, most_hung: int) -> None:
         self.tier = tier
         self.store = store
         self.hanging: dict[int, Hang] = {}
