@@ -45,8 +45,8 @@ class RecordJobs(Protocol):
     def poll(self) -> list[JobResult]:
         """Return the answers since the last call. Every job that was taken gets its answer."""
 
-    def close(self) -> None:
-        """End all threads that do not hang."""
+    def close(self) -> object:
+        """End all threads that do not hang; nobody looks at the answer."""
 
 
 class _Side(Enum):

@@ -17,7 +17,7 @@ from kvbraid.transfer.status import Status
 from kvbraid.transfer.worker import Worker
 
 from tests.reference.mover_model import MoverModel
-from tests.unit.transfer.faulty_tier import NAMESPACE, PATIENCE_S, key
+from tests.unit.transfer.faulty_tier import NAMESPACE, key
 from tests.unit.transfer.pools import Pool, arena, hybrid_plan, mover_of
 from tests.unit.transfer.workers import item, job
 
