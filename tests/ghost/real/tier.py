@@ -226,6 +226,7 @@ class TierJobs:
                 break
             self._collect(self.store.wait(PATIENCE_S))
         assert not self._awaited, f"jobs {[*self._awaited]} were never answered"
+        self._collect(self.store.poll())
         self.tier.plans.clear()  # Some calls were not made.
         found, self._found = self._found, []
         return sorted(found, key=lambda result: (result.number, result.is_over))
