@@ -153,7 +153,8 @@ class GhostEngine(HostMemoryEngine):
         if fails and random.random() < 0.5:
             self.odds.faults[f"{move.kind} refused"] += 1
             raise RuntimeError("the driver refuses")
-        self.odds.faults[f"{move.kind} half done"] += fails
+        if fails:
+            self.odds.faults[f"{move.kind} half done"] += 1
         return _Late(self, move, self.tick + random.randint(0, MOST_TICKS), fails=fails)
 
     def carry_out(self, move: Move) -> None:
