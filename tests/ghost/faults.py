@@ -164,10 +164,13 @@ def tier_cells() -> Iterator[str]:
 
 @dataclass
 class Tally:
-    """What many cases came to."""
+    """What many cases came to. Real ranks count their faults, and by kind of job the blocks that
+    they have moved well."""
 
     faults: Counter[str] = field(default_factory=Counter)
     tier_faults: Counter[str] = field(default_factory=Counter)
+    real_faults: Counter[str] = field(default_factory=Counter)
+    real_blocks: Counter[str] = field(default_factory=Counter)
     cases: int = 0
     steps: int = 0
     requests: int = 0
@@ -176,6 +179,8 @@ class Tally:
     def add(self, other: "Tally") -> None:
         self.faults.update(other.faults)
         self.tier_faults.update(other.tier_faults)
+        self.real_faults.update(other.real_faults)
+        self.real_blocks.update(other.real_blocks)
         self.cases += other.cases
         self.steps += other.steps
         self.requests += other.requests
@@ -191,6 +196,8 @@ class Tally:
         return {
             "injected": self.injected,
             "tier_faults": self.tier_faults.total(),
+            "real_faults": self.real_faults.total(),
+            "real_blocks": self.real_blocks.total(),
             "steps": self.steps,
             "bad": self.bad,
             "cells": len(counts),

@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 from kvbraid.cache import CacheManager
@@ -16,22 +17,35 @@ from kvbraid.transfer.tiered_loads import TieredLoads
 
 from tests.ghost.checks import BadOutcomeError, Findable
 from tests.ghost.device import Device
+from tests.ghost.faults import Tally
+from tests.ghost.landing import EngineRanks
 from tests.ghost.ranks import Ranks
+from tests.ghost.real.ranks import RealRanks
 from tests.ghost.setting import Setting
 from tests.ghost.tiers import REMOTE
 
 
 class Offload:
-    """All of it, or nothing if the setting has no own tiers."""
+    """All of it, or nothing if the setting has no own tiers. Over a folder, ranks are real."""
 
     def __init__(
-        self, setting: Setting, cache: CacheManager, device: Device, random: Random
+        self,
+        setting: Setting,
+        cache: CacheManager,
+        device: Device,
+        random: Random,
+        folder: Path | None = None,
     ) -> None:
         self.manager: OffloadManager | None = None
         self.loads: TieredLoads | None = None
         own, num_ranks = setting.own, setting.options.num_ranks
         names = [name for name, _ in own.tiers] if own else []
-        self.ranks = Ranks(device, random, num_ranks, names, own.fault_share if own else 0.0)
+        share = own.fault_share if own else 0.0
+        self.ranks: EngineRanks = Ranks(device, random, num_ranks, names, share)
+        if own and folder:
+            self.ranks = RealRanks(
+                device, random, num_ranks, names, share, host_slots=own.host_slots, folder=folder
+            )
         self._begun: dict[int, Load] = {}
         self._executed = -1
         self._right: dict[tuple[str, BlockKey], list[bytes | None]] = {}
@@ -46,9 +60,9 @@ class Offload:
             )
             self.loads = TieredLoads(self.manager, setting.alignment)
 
-    @property
-    def faults(self) -> Counter[str]:
-        return self.ranks.faults
+    def count(self, tally: Tally) -> None:
+        """Add what was injected, and what was moved."""
+        self.ranks.count(tally)
 
     @property
     def is_busy(self) -> bool:
@@ -119,13 +133,14 @@ class Offload:
         if not self.manager:
             return
         self.manager.check_integrity()
+        self.ranks.check()
         for event in self.manager.take_events():
             step = 1 if isinstance(event, BlockStored) else -1
             for block_hash in event.block_hashes:
                 self._announced[event.medium, event.group_idx, block_hash] += step
         found = Counter[tuple[str, int | None, int]]()
         for tier, keys in self.manager.contents().items():
-            medium = "STORAGE" if tier in self.ranks.workers[0].records else "CPU"
+            medium = "STORAGE" if tier in self.ranks.tiers else "CPU"
             for key, slot in keys.items():
                 found[medium, key.group, int.from_bytes(key.block_hash[-8:], "big")] += 1
                 contents = self.ranks.contents(tier, key, slot)

@@ -1,14 +1,12 @@
 """The ranks that carry out the jobs of an `OffloadManager`, ticks later, and what goes wrong.
 
 Each rank has a `MemoryWorker` with its part of every block, as bytes: the part of a device block
-is all of it. A block that jobs write is whole once every rank has written it, and nobody else may
-write it in between. A job that hangs is answered, and writes afterwards.
+is all of it. A job that hangs is answered, and writes afterwards.
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from kvbraid.ids import BlockId
@@ -16,19 +14,10 @@ from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.status import Status
 
-from tests.ghost.checks import BadOutcomeError
 from tests.ghost.device import TORN, Device
 from tests.ghost.faults import DEATH, LOSS, STATUSES
+from tests.ghost.landing import EngineRanks
 from tests.reference.memory_worker import MemoryWorker
-
-
-@dataclass(slots=True)
-class _Landing:
-    """A block of the device that a job writes: the bytes of each rank, or None for garbage."""
-
-    size: int
-    stamp: int
-    parts: list[bytes | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -56,49 +45,26 @@ class _RankDevice(dict[int, bytes]):
         self._ranks.land(block, content)
 
 
-class Ranks:
-    """All ranks of one engine. `share` is the share of jobs with a fault."""
+class Ranks(EngineRanks):
+    """Ranks in memory."""
 
     def __init__(
         self, device: Device, random: Random, num_ranks: int, tiers: Sequence[str], share: float
     ) -> None:
-        self.device = device
-        self.random = random
-        self.share = share
-        self.tick = 0
-        self.faults: Counter[str] = Counter()
+        super().__init__(device, random, num_ranks, tiers, share)
         self.workers = [
             MemoryWorker(device=_RankDevice(self), records={tier: {} for tier in tiers})
             for _ in range(num_ranks)
         ]
         self._dead_until: dict[str, int] = {}
-        self._queued: list[tuple[int, Job]] = []
         self._runs: list[_Run] = []
-        self._landings: dict[int, _Landing] = {}
-        self._results: list[tuple[int, JobResult]] = []
 
     @property
     def is_busy(self) -> bool:
         """Whether a job is under way."""
-        return bool(self._queued or self._runs or self._results)
-
-    def give(self, jobs: Sequence[Job], step: int) -> None:
-        """Take jobs that may begin when all steps before this one have run."""
-        self._queued += [(step, job) for job in jobs]
-
-    def begin(self, step: int) -> None:
-        """Begin what may run beside this step."""
-        ready = [job for before, job in self._queued if before <= step]
-        self._queued = [(before, job) for before, job in self._queued if before > step]
-        for job in ready:
-            self._begin(job)
+        return bool(super().is_busy or self._runs)
 
     def _begin(self, job: Job) -> None:
-        if job.kind in {Kind.LOAD, Kind.COPY}:
-            for item in job.items:
-                size = len(self.device.cell(item.target, item.group))
-                self.device.fill(item.target, [TORN] * size)
-                self._landings[item.target] = _Landing(size, self.device.writes[item.target])
         faulty = self.random.randrange(len(self.workers)) if self._is_faulty(job) else -1
         for rank in range(len(self.workers)):
             statuses = [Status.OK] * len(job.items)
@@ -130,7 +96,7 @@ class Ranks:
             if run.end <= self.tick:
                 self._spoil(run)
         self._runs = [run for run in self._runs if run.end > self.tick]
-        for tier in self.workers[0].records:
+        for tier in self.tiers:
             if self.random.random() < self.share / 100:
                 self._die(tier)
 
@@ -165,26 +131,8 @@ class Ranks:
             elif job.kind is Kind.WRITE and item.key is not None:
                 worker.records[job.tier].pop(item.key, None)
 
-    def land(self, block: int, content: bytes | None) -> None:
-        """Let one rank have written its part of a block, or garbage there."""
-        landing = self._landings[block]
-        if self.device.writes[block] != landing.stamp:
-            raise BadOutcomeError(f"block {block} is written by a job and by somebody else")
-        landing.parts.append(content)
-        values = array("q")
-        is_whole = len(landing.parts) == len(self.workers) and len({*landing.parts}) == 1
-        if is_whole and content is not None:
-            values.frombytes(content)
-        self.device.fill(block, values or [TORN] * landing.size)
-        landing.stamp = self.device.writes[block]
-
-    def take_results(self) -> list[tuple[int, JobResult]]:
-        """Return the answers since the last call."""
-        results, self._results = self._results, []
-        return results
-
     def contents(self, tier: str, key: BlockKey, slot: BlockId) -> list[bytes | None]:
         """Return what each rank has of a block in a tier; None if a dead tier has lost it."""
-        if tier not in self.workers[0].records:
+        if tier not in self.tiers:
             return [worker.host[slot] for worker in self.workers]
         return [worker.records[tier].get(key) for worker in self.workers]

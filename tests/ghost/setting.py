@@ -102,6 +102,21 @@ def draw_setting(seed: int) -> Setting:
     )
 
 
+def draw_real_setting(seed: int) -> Setting | None:
+    """The setting of a simulation with real ranks: what is loaded is most often what they have
+    stored. None if this seed has no tier below host memory."""
+    setting = draw_setting(seed)
+    if not setting.own or not setting.own.tiers:
+        return None
+    random = Random(seed + (2 << 40))
+    own = replace(
+        setting.own,
+        fault_share=random.choice((0.05, 0.1, 0.3)),
+        eviction_share=random.choice((0.5, 0.8)),
+    )
+    return replace(setting, own=own, habits=replace(setting.habits, remote_share=0.1))
+
+
 def draw_own_tiers(random: Random, largest: int) -> OwnTiers:
     names = random.choice(((), ("disk",), ("disk",), ("disk", "far")))
     num_records = random.choice((largest, 20 * largest))

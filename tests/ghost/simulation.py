@@ -5,6 +5,7 @@ drawn from the seed, so the seed alone replays it.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -20,7 +21,7 @@ from tests.ghost.faults import DISTURBING, Event, Fault, Tally
 from tests.ghost.injection import Injection
 from tests.ghost.offload import Offload
 from tests.ghost.progress import Progress
-from tests.ghost.setting import Setting, draw_setting
+from tests.ghost.setting import Setting, draw_real_setting, draw_setting
 from tests.ghost.tiers import GhostTiers
 from tests.ghost.transfers import Transfers
 from tests.ghost.truth import GARBAGE_TOKEN, Truth
@@ -29,11 +30,20 @@ MAX_TICKS: Final = 1_500
 
 
 class Simulation:
-    """One simulation. `trace` is called with what happens, for people who replay it."""
+    """One simulation. `trace` is called with what happens, for people who replay it. With a
+    folder, the ranks of the engine's own tiers are real, and keep their records there."""
 
-    def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        trace: Callable[[str], object] | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> None:
         self._trace = trace
-        self.setting: Final[Setting] = draw_setting(seed)
+        drawn = draw_real_setting(seed) if folder else draw_setting(seed)
+        assert drawn, f"seed {seed} has no tiers for a folder"
+        self.setting: Final[Setting] = drawn
         self.random = Random(seed + (1 << 40))
         setting = self.setting
         topology = setting.cache.topology
@@ -41,7 +51,7 @@ class Simulation:
         self.truth = Truth()
         self.device = Device(topology.groups, setting.cache.num_blocks)
         num_ranks = setting.options.num_ranks
-        self.offload = Offload(setting, self.cache, self.device, self.random)
+        self.offload = Offload(setting, self.cache, self.device, self.random, folder)
         self.tiers = GhostTiers(
             self.truth, topology, self.random, setting.habits, self.offload.loads
         )
@@ -65,6 +75,10 @@ class Simulation:
         self.tick = 0
         self.tally = Tally(cases=1, requests=len(self.waiting))
 
+    def close(self) -> None:
+        """End what threads there are."""
+        self.offload.ranks.close()
+
     def run(self) -> Tally:
         while self._is_busy:
             self._tick()
@@ -75,7 +89,7 @@ class Simulation:
         self._check_idle()
         counted = (fault.counts_as for fault in self.injection.faults)
         self.tally.faults.update(cell for cell in counted if cell)
-        self.tally.tier_faults.update(self.offload.faults)
+        self.offload.count(self.tally)
         return self.tally
 
     @property

@@ -17,25 +17,45 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import kvbraid
 
 from tests.ghost.faults import Tally, cells, tier_cells
-from tests.ghost.setting import draw_setting
+from tests.ghost.setting import draw_real_setting
 from tests.ghost.simulation import Simulation
 
 CHUNK: Final = 25
 """Simulations that one process runs before it reports."""
 MOST_BAD: Final = 200
 """Bad outcomes after which nobody wants to see more."""
+COUNTERS: Final = ("faults", "tier_faults", "real_faults", "real_blocks")
 SHOWN_EVERY: Final = 15.0
 """Seconds between two lines of progress."""
 
 
 def run_one(seed: int) -> tuple[Tally, str]:
     """Run one simulation; return what was injected, and what went wrong."""
-    simulation = Simulation(seed)
+    return _run(Simulation(seed))
+
+
+def run_real(seed: int) -> tuple[Tally, str]:
+    """Run one simulation with real ranks."""
+    with TemporaryDirectory(prefix="kvbraid-ghost-") as folder:
+        simulation = Simulation(seed, folder=Path(folder))
+        try:
+            return _run(simulation)
+        finally:
+            simulation.close()
+
+
+def real_seeds(first: int) -> Iterator[int]:
+    """Yield the seeds from this one on that can be run with real ranks."""
+    return (seed for seed in count(first) if draw_real_setting(seed))
+
+
+def _run(simulation: Simulation) -> tuple[Tally, str]:
     try:
         return simulation.run(), ""
     except Exception as error:  # noqa: BLE001 - a crash is a bad outcome as well
@@ -48,21 +68,27 @@ def run_one(seed: int) -> tuple[Tally, str]:
         return simulation.tally, f"panic: {error}"
 
 
-def run_chunk(first: int) -> tuple[Tally, dict[int, str]]:
+def run_chunk(first: int) -> tuple[Tally, dict[str, str]]:
+    """Run simulations, one of them with real ranks; return what went wrong by its replay."""
     tally, wrong = Tally(), {}
     for seed in range(first, first + CHUNK):
         own, problem = run_one(seed)
         tally.add(own)
         if problem:
-            wrong[seed] = problem
+            wrong[replay(seed)] = problem
+    seed = next(real_seeds(first))
+    own, problem = run_real(seed)
+    tally.add(own)
+    if problem:
+        wrong[replay(seed, real=True)] = problem
     return tally, wrong
 
 
-def replay(seed: int) -> str:
-    return f"python -m tests.ghost.soak --seed {seed}"
+def replay(seed: int, *, real: bool = False) -> str:
+    return f"python -m tests.ghost.soak --seed {seed}{' --real' * real}"
 
 
-def chunks(first: int, processes: int) -> Iterator[tuple[Tally, dict[int, str]]]:
+def chunks(first: int, processes: int) -> Iterator[tuple[Tally, dict[str, str]]]:
     """Yield the outcome of chunk after chunk, in order."""
     starts = count(first, CHUNK)
     if processes == 1:
@@ -87,7 +113,7 @@ class Progress:
         if known.pop("code", None) == self.code:
             print(f"continuing {path}", file=sys.stderr)
             self.next_seed = known.pop("next_seed")
-            counts = {name: Counter(known[name]) for name in ("faults", "tier_faults")}
+            counts = {name: Counter(known[name]) for name in COUNTERS}
             self.tally = Tally(**{**known, **counts})
 
     def add(self, tally: Tally) -> None:
@@ -125,8 +151,8 @@ def soak(faults: int, processes: int, progress: Progress) -> Tally:
         return tally
     for outcome, wrong in chunks(progress.next_seed, processes):
         progress.add(outcome)
-        for seed, problem in wrong.items():
-            print(f"BAD: {problem}\n  {replay(seed)}", file=sys.stderr, flush=True)
+        for command, problem in wrong.items():
+            print(f"BAD: {problem}\n  {command}", file=sys.stderr, flush=True)
         now = time.monotonic()
         if now - shown > SHOWN_EVERY or tally.injected >= faults:
             shown = now
@@ -146,7 +172,19 @@ def table(tally: Tally) -> str:
     """Return the counts per event, kind and mode, and those of the engine's own tiers."""
     counts = {name: tally.faults[name] for name in cells()}
     counts |= {name: tally.tier_faults[name] for name in tier_cells()}
+    counts |= {f"real {name}": number for name, number in sorted(tally.real_faults.items())}
     return "\n".join(f"  {name:46} {count:8}" for name, count in counts.items())
+
+
+def show(seed: int, *, real: bool) -> None:
+    """Replay one simulation, and print all that happens."""
+    with TemporaryDirectory(prefix="kvbraid-ghost-") as folder:
+        simulation = Simulation(seed, trace=print, folder=Path(folder) if real else None)
+        print(simulation.setting)
+        try:
+            print(simulation.run().line())
+        finally:
+            simulation.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,10 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--progress", type=Path)
     parser.add_argument("--seed", type=int, help="replay one case")
+    parser.add_argument("--real", action="store_true", help="replay it with real ranks")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        print(draw_setting(options.seed))
-        print(Simulation(options.seed, trace=print).run().line())
+        show(options.seed, real=options.real)
         return 0
     progress = Progress(options.progress)
     tally = soak(options.faults, options.processes, progress)
