@@ -45,7 +45,7 @@ class RecordJobs(Protocol):
     def poll(self) -> list[JobResult]:
         """Return the answers since the last call. Every job that was taken gets its answer."""
 
-    def close(self) -> None:
+    def close(self) -> object:
         """End all threads that do not hang."""
 
 
