@@ -79,7 +79,9 @@ class Offloaded:
         tier = DiskTier(self._place.name, max_bytes=1 << 40)
         used = self.host.slots.used_bytes
         self.store: Final = RecordStore("disk", tier, namespace=NAMESPACE, used_bytes=used)
-        self._worker: Final = Worker(Mover(plan, bases=self.base, host=self.host), {"disk": self.store})
+        self._worker: Final = Worker(
+            Mover(plan, bases=self.base, host=self.host), {"disk": self.store}
+        )
         self.cache: Final = CacheManager(
             CacheConfig(
                 topology=Topology(groups=GPT_OSS),

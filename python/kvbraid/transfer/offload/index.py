@@ -25,7 +25,9 @@ class Pins:
     def hold(self, *blocks: BlockId) -> None:
         """Keep blocks from being handed out."""
         self._pool.hold(blocks)
-        self._counts.update(blocks)
+        counts = self._counts
+        for block in blocks:
+            counts[block] = counts.get(block, 0) + 1
 
     def adopt(self, block: BlockId) -> None:
         """Take over the reference of `pool.take`."""

@@ -167,7 +167,10 @@ class LookUps:
         numbers, blocks = found.sources.tolist(), [*map(BlockId, found.block_ids)]
         held = [block for number, block in zip(numbers, blocks, strict=True) if not number]
         infos = iter(tiers.cache.pool.describe(held))
-        names, keys = ["", *(each.name for each in indexes)], [{}, *(each.keys for each in indexes)]
+        names, keys = (
+            ["", *(each.name for each in indexes)],
+            [{}, *(each.keys for each in indexes)],
+        )
         sources = []
         for group, position, number, block in zip(
             found.groups, found.positions, numbers, blocks, strict=True

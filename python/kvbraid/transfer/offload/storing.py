@@ -10,6 +10,7 @@ any more. A slot is findable only after every rank has copied the block.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from kvbraid.cache import Findable, KeptState
@@ -77,7 +78,7 @@ class Stores:
             if start < starts.get(request, start + 1):
                 starts[request] = start
         hashes = {request: self._hashes(request, start) for request, start in starts.items()}
-        had = []
+        had, num_before = [], len(self._stores)
         for each in found:
             key = BlockKey(each.block_hash, each.group)
             if not self._add(key, each, step, hashes[each.request]):
@@ -88,6 +89,8 @@ class Stores:
             if not self._add(key, state, step, hash_at, is_tail=state in tails):
                 had.append(key)
         self._tiers.host.touch(*had)
+        added = islice(self._stores.values(), num_before, None)
+        self._tiers.device.hold(*[store.block for store in added])
 
     def _hashes(self, request: int, num_tokens: int) -> Callable[[int], bytes]:
         start = max(num_tokens // self._tiers.unit - 1, 0)
@@ -111,7 +114,7 @@ class Stores:
         *,
         is_tail: bool = False,
     ) -> bool:
-        """Hold a block, or drop it; return False if host memory has it."""
+        """Let a block wait, which the caller holds, or drop it; False if host memory has it."""
         tiers = self._tiers
         if (slot := tiers.host.slot_of(key)) is not None:
             if not all(key in index for index in tiers.records.values()):
@@ -122,7 +125,6 @@ class Stores:
         elif len(self._stores) >= self._most:
             tiers.drop(tiers.host.name, Drop.STORES_FULL)
         else:
-            tiers.device.hold(each.block_id)
             content = self._content(each, hash_at)
             self._stores[key] = _Store(key, each.block_id, step, content, is_tail)
         return True
