@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 from kvbraid.cache import CacheConfig, CacheManager, Need
-from kvbraid.ids import BlockId
 from kvbraid.layout import Layout, LayoutGroup, LayoutLayer, MemoryPlan, geometry_of, plan_memory
 from kvbraid.loads import Record
 from kvbraid.models.pages import Page
