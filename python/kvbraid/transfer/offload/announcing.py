@@ -66,12 +66,12 @@ class KnownRequests:
         the first tokens.
         """
         spec, known = self._topology.groups[group], self._requests.get(request)
-        start, unknown = num_tokens - spec.block_size, Content(num_tokens)
+        start = num_tokens - spec.block_size
         if known is None or spec.kind is SpecKind.MAMBA or num_tokens % spec.block_size:
-            return unknown
+            return Content(num_tokens)
         tokens, extra = known
         if num_tokens > len(tokens) or extra.media or extra.prompt_embeds:
-            return unknown
+            return Content(num_tokens)
         parent = hash_at(start) if start else None
         return Content(num_tokens, tuple(tokens[start:num_tokens]), parent, extra)
 

@@ -110,12 +110,15 @@ class LoadsUnderWay:
         deadline = tiers.clock() + tiers.options.load_deadline
         load = self._loads[number] = _LoadUnderWay(number, found.request, step, deadline)
         blocks = {(target.group, target.position): target.block_id for target in targets}
+        unused = []
         for source in found.sources:
             target = blocks.pop((source.group, source.position), None)
             if target is None:
-                self._free([source])
+                unused.append(source)
             else:
                 self._add(load, source, target)
+        self._free(unused)
+        tiers.counts.hits.update([part.source.tier for part in load.parts])
         for (group, position), target in blocks.items():  # Nobody has it.
             source = LoadSource(group, position, "", _NO_BLOCK, BlockKey(b"", group), UNKNOWN)
             part = _Position(load, source, target, is_open=False)
@@ -126,7 +129,6 @@ class LoadsUnderWay:
     def _add(self, load: _LoadUnderWay, source: LoadSource, target: BlockId) -> None:
         part = _Position(load, source, target)
         load.parts.append(part)
-        self._tiers.counts.hits[source.tier] += 1
         if source.tier == self._tiers.host.name:
             part.slot = source.block_id
         elif source.tier:
@@ -187,15 +189,13 @@ class LoadsUnderWay:
     def over(self, job: Job) -> None:
         """Free what a job has read."""
         parts = self._parts.pop(job.number)
-        for part in reversed(parts):
-            self._free_part(part)
+        self._free_parts(parts[::-1])
         del parts[0].load.writers[job.number]
 
-    def _free_part(self, part: _Position) -> None:
-        if part.slot:
-            self._tiers.host.pins.free(part.slot)
-        elif not part.source.tier:
-            self._tiers.device.free(part.source.block_id)
+    def _free_parts(self, parts: Sequence[_Position]) -> None:
+        self._tiers.host.pins.free(*[part.slot for part in parts if part.slot])
+        blocks = [part.source.block_id for part in parts if not part.source.tier]
+        self._tiers.device.free(*blocks)
 
     def failed_early(self) -> None:
         """Report the ends of loads of which no part is left."""
@@ -203,15 +203,16 @@ class LoadsUnderWay:
             self._end_ranks(load)
 
     def _end_ranks(self, load: _LoadUnderWay) -> None:
-        if any(part.is_open for part in load.parts):
+        others = load.ended.union(*load.writers.values())
+        ended = [rank for rank in range(self._tiers.num_ranks) if rank not in others]
+        # Most answers are of ranks that still write: parts are looked through once.
+        if not ended or any(part.is_open for part in load.parts):
             return
-        for rank in range(self._tiers.num_ranks):
-            is_writing = any(rank in ranks for ranks in load.writers.values())
-            if rank not in load.ended and not is_writing:
-                load.ended.add(rank)
-                failures = self._failures(load, rank)
-                report = LoadReport(rank=rank, ended=[load.number], failures=failures)
-                self._reports.append(report)
+        for rank in ended:
+            load.ended.add(rank)
+            failures = self._failures(load, rank)
+            report = LoadReport(rank=rank, ended=[load.number], failures=failures)
+            self._reports.append(report)
         if len(load.ended) == self._tiers.num_ranks and load.number in self._loads:
             self._past.append(self._loads.pop(load.number))
 
@@ -241,7 +242,7 @@ class LoadsUnderWay:
                 if part.is_open:
                     part.is_open = False
                     self._promotions.leave(part)
-                    self._free_part(part)
+                    self._free_parts([part])
             load.failed += [(part, None, Status.MISS) for part in bad]
         self.failed_early()
 

@@ -1,8 +1,9 @@
 """What a request can load, from where, and what is pinned until its load begins.
 
 Invariant: an offer's blocks and slots are pinned until its load begins or the schedule ends. A
-look-up that may wait reads records first and asks to be asked again, until all are in host memory
-or its deadline has passed; then it offers what is there.
+look-up that may wait reads records first and asks to be asked again, until each is in host memory
+or could not be read, or its deadline has passed. Only then it looks again, and offers what is
+there.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -125,9 +126,12 @@ class LookUps:
         if request in self._declined:  # Its offer did not fit, perhaps for what it had pinned.
             self._declined.remove(request)
             return None
-        found = self._match(request, refused)
-        wait = self._waits.pop(request, None) or _Wait(self._deadline())
+        wait = self._waits.get(request) or _Wait(self._deadline())
         is_late = self._tiers.clock() >= wait.deadline
+        if may_wait and wait.missing and not is_late:
+            return Again.ASK_AGAIN  # It is looked up again when they are there.
+        self._waits.pop(request, None)
+        found = self._match(request, refused)
         if may_wait and found and not is_late and self._want(found, wait):
             self._waits[request] = wait
             return Again.ASK_AGAIN
@@ -160,18 +164,21 @@ class LookUps:
         if not found.num_external_tokens:
             return None
         contents = self._contents(request, found)
-        fills = found.fills()
-        infos = iter(
-            tiers.cache.pool.describe([fill.block_id for fill in fills if not fill.source])
+        numbers, blocks = found.sources.tolist(), [*map(BlockId, found.block_ids)]
+        held = [block for number, block in zip(numbers, blocks, strict=True) if not number]
+        infos = iter(tiers.cache.pool.describe(held))
+        names, keys = (
+            ["", *(each.name for each in indexes)],
+            [{}, *(each.keys for each in indexes)],
         )
         sources = []
-        for group, position, number, block in fills:
-            index = indexes[number - 1] if number else None
-            key = index.keys[block] if index else BlockKey(next(infos).block_hash or b"", group)
+        for group, position, number, block in zip(
+            found.groups, found.positions, numbers, blocks, strict=True
+        ):
+            key = keys[number][block] if number else BlockKey(next(infos).block_hash or b"", group)
             content = contents(group, position, key) if number > 1 else UNKNOWN
-            name = index.name if index else ""
-            sources.append(LoadSource(group, position, name, block, key, content))
-        slowest = max(found.sources, default=0)
+            sources.append(LoadSource(group, position, names[number], block, key, content))
+        slowest = max(numbers)
         return Found(
             request=request,
             match=found.match,
@@ -212,16 +219,15 @@ class LookUps:
 
     def _leave(self, wait: _Wait) -> None:
         self._promotions.leave(wait)
-        for slot in wait.slots:
-            self._tiers.host.pins.free(slot)
+        self._tiers.host.pins.free(*wait.slots)
         wait.slots = []
 
     # Offers.
 
     def _offer(self, found: Found) -> None:
         self._offers[found.request] = found
-        for source in found.sources:
-            self._pins(source.tier).hold(source.block_id)
+        for tier, blocks in _by_tier(found.sources).items():
+            self._pins(tier).hold(*blocks)
 
     def _pins(self, tier: str) -> Pins:
         if not tier:
@@ -235,8 +241,8 @@ class LookUps:
 
     def free(self, sources: Iterable[LoadSource]) -> None:
         """Drop what an offer has pinned."""
-        for source in sources:
-            self._pins(source.tier).free(source.block_id)
+        for tier, blocks in _by_tier(sources).items():
+            self._pins(tier).free(*blocks)
 
     def take(self, request: int) -> Found | None:
         """Take a request's offer, whose load begins; drop its pins with `free`."""
@@ -269,3 +275,10 @@ class LookUps:
         if tier != self._tiers.host.name:
             return offered
         return offered + [slot for wait in self._waits.values() for slot in wait.slots]
+
+
+def _by_tier(sources: Iterable[LoadSource]) -> dict[str, list[BlockId]]:
+    blocks: dict[str, list[BlockId]] = {}
+    for source in sources:
+        blocks.setdefault(source.tier, []).append(source.block_id)
+    return blocks

@@ -143,8 +143,8 @@ class Promotions:
 
     def over(self, job: Job) -> None:
         """Free the slots of a job."""
-        for promotion in self._read.pop(job.number):
-            self._tiers.host.pins.free(promotion.slot)
+        slots = [promotion.slot for promotion in self._read.pop(job.number)]
+        self._tiers.host.pins.free(*slots)
 
     def retract(self, key: BlockKey) -> None:
         """Let a block that is being read be no good."""

@@ -10,6 +10,7 @@ any more. A slot is findable only after every rank has copied the block.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from kvbraid.cache import Findable, KeptState
@@ -69,23 +70,30 @@ class Stores:
         no hash finds yet.
         """
         found = self._tiers.cache.tiers.take_findable()
+        sizes = [group.block_size for group in self._tiers.topology.groups]
         starts: dict[int, int] = {}
         listed: Sequence[Findable | KeptState] = [*found, *states, *tails]
         for each in listed:
-            before = each.num_tokens - self._tiers.topology.groups[each.group].block_size
-            start = max(before // self._tiers.unit - 1, 0)
-            starts[each.request] = min(start, starts.get(each.request, start))
+            start, request = each.num_tokens - sizes[each.group], each.request
+            if start < starts.get(request, start + 1):
+                starts[request] = start
         hashes = {request: self._hashes(request, start) for request, start in starts.items()}
+        had, num_before = [], len(self._stores)
         for each in found:
-            key, hash_at = BlockKey(each.block_hash, each.group), hashes[each.request]
-            self._add(key, each.block_id, step, self._content(each, hash_at))
+            key = BlockKey(each.block_hash, each.group)
+            if not self._add(key, each, step, hashes[each.request]):
+                had.append(key)
         for state in (*states, *tails):
             hash_at = hashes[state.request]
             key = BlockKey(hash_at(state.num_tokens), state.group)
-            is_tail = state in tails
-            self._add(key, state.block_id, step, self._content(state, hash_at), is_tail=is_tail)
+            if not self._add(key, state, step, hash_at, is_tail=state in tails):
+                had.append(key)
+        self._tiers.host.touch(*had)
+        added = islice(self._stores.values(), num_before, None)
+        self._tiers.device.hold(*[store.block for store in added])
 
-    def _hashes(self, request: int, start: int) -> Callable[[int], bytes]:
+    def _hashes(self, request: int, num_tokens: int) -> Callable[[int], bytes]:
+        start = max(num_tokens // self._tiers.unit - 1, 0)
         try:
             hashes = self._tiers.cache.tiers.block_hashes(request, start)
         except UnknownError:  # It has ended: its blocks are told as placeholders.
@@ -100,22 +108,26 @@ class Stores:
     def _add(
         self,
         key: BlockKey,
-        block: BlockId,
+        each: Findable | KeptState,
         step: int,
-        content: Content,
+        hash_at: Callable[[int], bytes],
         *,
         is_tail: bool = False,
-    ) -> None:
+    ) -> bool:
+        """Let a block wait, which the caller holds, or drop it; False if host memory has it."""
         tiers = self._tiers
         if (slot := tiers.host.slot_of(key)) is not None:
-            tiers.host.touch(key)
-            self._on_stored(key, slot, content)  # Some tier may lack it by now.
-        elif key not in self._stores:
-            if len(self._stores) >= self._most:
-                tiers.drop(tiers.host.name, Drop.STORES_FULL)
-                return
-            tiers.device.hold(block)
-            self._stores[key] = _Store(key, block, step, content, is_tail)
+            if not all(key in index for index in tiers.records.values()):
+                self._on_stored(key, slot, self._content(each, hash_at))
+            return False
+        if key in self._stores:
+            pass
+        elif len(self._stores) >= self._most:
+            tiers.drop(tiers.host.name, Drop.STORES_FULL)
+        else:
+            content = self._content(each, hash_at)
+            self._stores[key] = _Store(key, each.block_id, step, content, is_tail)
+        return True
 
     def step_ended(self, step: int) -> None:
         """Let blocks be copied that this step, or one before it, has written."""
@@ -172,9 +184,9 @@ class Stores:
 
     def over(self, job: Job) -> None:
         """Free the blocks and the slots of a job."""
-        for store in reversed(self._copied.pop(job.number)):
-            self._tiers.host.pins.free(store.slot)
-            self._tiers.device.free(store.block)
+        stores = self._copied.pop(job.number)[::-1]
+        self._tiers.host.pins.free(*[store.slot for store in stores])
+        self._tiers.device.free(*[store.block for store in stores])
 
     def cancel(self, blocks: Collection[BlockId]) -> None:
         """Store nothing of these blocks."""

@@ -89,8 +89,9 @@ class JobTable:
             known.unfinished.remove(rank)
         known.owner.answered(job, rank, statuses, is_over=result.is_over)
         if not is_second:
-            pairs = zip(known.statuses, statuses, strict=True)
-            known.statuses = [min(pair, key=_WORST_FIRST.index) for pair in pairs]
+            if statuses.count(Status.OK) < len(statuses):
+                pairs = zip(known.statuses, statuses, strict=True)
+                known.statuses = [min(pair, key=_WORST_FIRST.index) for pair in pairs]
             if not known.unanswered:
                 known.owner.settled(job, known.statuses)
         if not known.unfinished:

@@ -118,10 +118,9 @@ class RecordWrites:
         """Free the slots of a job, and drop what is not to stay."""
         if job.kind is Kind.DROP:
             return
-        for write in self._written.pop(job.number):
-            self._tiers.host.pins.free(write.slot)
-            if write.is_bad:
-                self._to_drop.append(write.key)
+        writes = self._written.pop(job.number)
+        self._tiers.host.pins.free(*[write.slot for write in writes])
+        self._to_drop.extend(write.key for write in writes if write.is_bad)
 
     def opened(self, key: BlockKey) -> None:
         """Take in a record that the tier has without having been told to."""
