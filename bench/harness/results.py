@@ -43,6 +43,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
         "python/kvbraid/policy",
         "python/kvbraid/sim/routing",
     ),
+    "transfer": (*_CACHE, "python/kvbraid/layout", "python/kvbraid/transfer"),
 }
 """The code that the rows of each area measure, beside the area's own folder."""
 

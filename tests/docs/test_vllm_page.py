@@ -1,4 +1,4 @@
-"""The table of what docs/vllm.md says is refused, against the refusals in the code, both ways."""
+"""What the pages on vLLM say is refused, against the refusals in the code, both ways."""
 
 import ast
 from collections.abc import Iterator
@@ -30,6 +30,15 @@ ROWS: Final = {
     "diffusion models": "diffusion models",
 }
 """A part of each refusal's message, and of its row."""
+
+ROWS_OF_OFFLOAD: Final = {
+    "it works on kvbraid's cache": "another scheduler than ours",
+    "leave out --no-enable-prefix-caching": "`--no-enable-prefix-caching`",
+    "and a random seed": "a disk with hashes of a random seed",
+    "lay their memory out differently": "ranks whose memory differs",
+    "blocks are moved on CUDA devices": "devices other than CUDA's and CPUs",
+}
+"""As above, of docs/offload-vllm.md."""
 
 ELSEWHERE: Final = {
     "; take another connector": "the names of what the connector defines, which have rows",
@@ -70,8 +79,11 @@ def refusals(path: Path) -> Iterator[str]:
                     )
 
 
-CODE: Final = [text for path in sorted(INTEGRATION.rglob("*.py")) for text in refusals(path)]
+FILES: Final = sorted(INTEGRATION.rglob("*.py"))
+OFFLOAD: Final = [text for path in FILES if "offload" in path.parts for text in refusals(path)]
+CODE: Final = [text for path in FILES if "offload" not in path.parts for text in refusals(path)]
 (TABLE,) = tables("vllm.md", "What is refused")
+(TABLE_OF_OFFLOAD,) = tables("offload-vllm.md", "What is refused")
 
 
 @pytest.mark.parametrize("text", CODE)
@@ -85,3 +97,12 @@ def test_every_row_has_its_refusal() -> None:
     assert [part for part in (*ROWS, *ELSEWHERE) if not any(part in text for text in CODE)] == []
     named = {*ROWS.values(), NO_UNSUPPORTED}
     assert [row for row in TABLE if not any(part in row[0] for part in named)] == []
+
+
+def test_refusals_of_the_connector_and_rows_of_its_page_are_one_to_one() -> None:
+    found = [[part for part in ROWS_OF_OFFLOAD if part in text] for text in OFFLOAD]
+    assert sorted(found) == sorted([part] for part in ROWS_OF_OFFLOAD)
+    named = [
+        [part for part in ROWS_OF_OFFLOAD.values() if part in row[0]] for row in TABLE_OF_OFFLOAD
+    ]
+    assert sorted(named) == sorted([part] for part in ROWS_OF_OFFLOAD.values())
