@@ -38,8 +38,8 @@ OF_OFFLOAD: Final = (
         (
             Edit(
                 f"{ROOM}/writing.py",
-                "            if write.is_bad:\n                self._to_drop.append(write.key)",
-                "            if write.is_bad:\n                self._dropping.discard(write.key)",
+                "self._to_drop.extend(write.key for write in writes if write.is_bad)",
+                "self._dropping.difference_update(w.key for w in writes if w.is_bad)",
             ),
         ),
         (f"{UNIT}/test_retracting.py::test_a_write_under_way_is_followed_by_a_drop",),

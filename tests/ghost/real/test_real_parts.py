@@ -18,10 +18,10 @@ from tests.ghost.soak import real_seeds, replay, run_real
 SIMULATIONS = 10
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_what_comes_back_from_files_and_host_memory_is_what_was_stored(part: int) -> None:
+@pytest.mark.parametrize("first", [0, 2_000, 3_000, 4_000])  # Each has copies, which are rare.
+def test_what_comes_back_from_files_and_host_memory_is_what_was_stored(first: int) -> None:
     tally = Tally()
-    for seed in islice(real_seeds(part * 1_000), SIMULATIONS):
+    for seed in islice(real_seeds(first), SIMULATIONS):
         own, problem = run_real(seed)
         assert not problem, f"{problem}\n{replay(seed, real=True)}"
         tally.add(own)

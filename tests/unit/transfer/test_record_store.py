@@ -480,8 +480,11 @@ def test_an_end_with_a_call_that_hangs_answers_everything_and_leaves_one_thread(
     assert {(r.number, r.statuses, r.is_over) for r in store.poll()} == {
         (1, (Status.TIMEOUT,), False), (2, (Status.TIMEOUT,), True),
     }  # fmt: skip
-    assert len([t for t in threading.enumerate() if t.name.startswith("kvbraid-disk")]) == 1
     assert tier.is_open
+    threads = [t for t in threading.enumerate() if t.name.startswith("kvbraid-disk")]
+    while sum(thread.is_alive() for thread in threads) > 1:
+        for thread in threads:  # All leave but the one that hangs.
+            thread.join(0.01)
     hang.end.set()
     (result,) = ended(store)
     assert (result.number, result.is_over) == (1, True)
