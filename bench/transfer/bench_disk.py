@@ -6,63 +6,32 @@ cache. The rival is vLLM's file tier: its C code on as many threads, without a c
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
-
-from kvbraid.transfer.jobs import Kind
 
 from bench.harness.measure import Row, Sample, Side, Target
 from bench.transfer.records import (
     NUM_RECORDS,
     NUM_THREADS,
     RECORD_BYTES,
-    Store,
     arena,
     directory,
-    keys,
+    loads,
+    stores,
 )
 
 PRELOAD = "vllm.v1.kv_offload.tiering.fs.io"
 MB = NUM_RECORDS * RECORD_BYTES / 1e6
 
 
-@contextlib.contextmanager
-def our_stores() -> Iterator[Sample]:
-    """Store records that are not there yet."""
-    with directory() as path:
-        store, buffers, seeds = Store(path), arena(filled=True), count()
-
-        def sample() -> float:
-            names = keys(next(seeds))
-            begin = time.perf_counter()
-            store.run(Kind.WRITE, names, buffers)
-            seconds = time.perf_counter() - begin
-            for each in names:
-                store.tier.drop(each)
-            return MB / seconds
-
-        yield sample
-        store.close()
+def rate(call: Callable[[], object]) -> float:
+    """Return the megabytes a second of a call that moves all records."""
+    begin = time.perf_counter()
+    call()
+    return MB / (time.perf_counter() - begin)
 
 
-@contextlib.contextmanager
-def our_loads() -> Iterator[Sample]:
-    """Load records that were stored."""
-    with directory() as path:
-        store, names, buffers = Store(path), keys(0), arena(filled=True)
-        store.run(Kind.WRITE, names, buffers)
-
-        def sample() -> float:
-            begin = time.perf_counter()
-            store.run(Kind.PROMOTE, names, buffers)
-            return MB / (time.perf_counter() - begin)
-
-        yield sample
-        store.close()
-
-
-def theirs(*, loads: bool) -> Side:
+def theirs(*, are_loads: bool) -> Side:
     """Do the same by the rival's calls, a share of the records for each thread."""
 
     @contextlib.contextmanager
@@ -79,9 +48,8 @@ def theirs(*, loads: bool) -> Side:
                 batch([names[n] for n in mine], memoryview(memory), offsets, RECORD_BYTES)  # type: ignore[operator]
 
             def run(batch: object) -> float:
-                begin = time.perf_counter()
-                list(threads.map(call, [batch] * NUM_THREADS, range(NUM_THREADS)))
-                return MB / (time.perf_counter() - begin)
+                shares = range(NUM_THREADS)
+                return rate(lambda: list(threads.map(call, [batch] * NUM_THREADS, shares)))
 
             def sample() -> float:
                 for file in path.iterdir():
@@ -89,7 +57,7 @@ def theirs(*, loads: bool) -> Side:
                 return run(batch_store_block)
 
             sample()
-            yield (lambda: run(batch_load_block)) if loads else sample
+            yield (lambda: run(batch_load_block)) if are_loads else sample
 
     return side
 
@@ -99,8 +67,8 @@ ROWS = (
         name="disk_store",
         question="store 32 records of 4 MiB by 4 threads, ours with a checksum",
         unit="MB/s",
-        ours=our_stores,
-        rival=theirs(loads=False),
+        ours=stores(rate),
+        rival=theirs(are_loads=False),
         target=Target(ratio=0.85),
         larger_is_better=True,
     ),
@@ -108,8 +76,8 @@ ROWS = (
         name="disk_load",
         question="load and verify 32 records of 4 MiB by 4 threads; the rival's are not verified",
         unit="MB/s",
-        ours=our_loads,
-        rival=theirs(loads=True),
+        ours=loads(rate),
+        rival=theirs(are_loads=True),
         target=Target(ratio=0.85),
         larger_is_better=True,
     ),

@@ -7,58 +7,23 @@ pass of XXH3 over the payload.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvbraid.transfer.jobs import Kind
 from kvbraid.transfer.records import pages
 from xxhash import xxh3_64_intdigest
 
 from bench.harness.measure import Row, Sample, Side, Target
-from bench.transfer.records import NUM_RECORDS, Store, arena, directory, keys
+from bench.transfer.records import NUM_RECORDS, arena, directory, loads, stores
 
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT
 
 
-def cpu_us(begin: int) -> float:
-    """Return the CPU time of this process since then, for each record."""
+def cpu_us(call: Callable[[], object]) -> float:
+    """Return the CPU time of this process in a call that moves all records, for each of them."""
+    begin = time.process_time_ns()
+    call()
     return (time.process_time_ns() - begin) / NUM_RECORDS / 1e3
-
-
-@contextlib.contextmanager
-def our_stores() -> Iterator[Sample]:
-    """Store records that are not there yet."""
-    with directory() as path:
-        store, buffers, seeds = Store(path), arena(filled=True), count()
-
-        def sample() -> float:
-            names = keys(next(seeds))
-            begin = time.process_time_ns()
-            store.run(Kind.WRITE, names, buffers)
-            figure = cpu_us(begin)
-            for each in names:
-                store.tier.drop(each)
-            return figure
-
-        yield sample
-        store.close()
-
-
-@contextlib.contextmanager
-def our_loads() -> Iterator[Sample]:
-    """Load records that were stored."""
-    with directory() as path:
-        store, names, buffers = Store(path), keys(0), arena(filled=True)
-        store.run(Kind.WRITE, names, buffers)
-
-        def sample() -> float:
-            begin = time.process_time_ns()
-            store.run(Kind.PROMOTE, names, buffers)
-            return cpu_us(begin)
-
-        yield sample
-        store.close()
 
 
 def write(path: Path, header: memoryview, buffers: list[memoryview]) -> None:
@@ -81,7 +46,7 @@ def read(path: Path, header: memoryview, buffers: list[memoryview]) -> None:
         xxh3_64_intdigest(buffer)
 
 
-def bare(*, loads: bool) -> Side:
+def bare(*, are_loads: bool) -> Side:
     """Make bare calls."""
 
     @contextlib.contextmanager
@@ -92,17 +57,10 @@ def bare(*, loads: bool) -> Side:
             def sample() -> float:
                 for file in path.iterdir():
                     file.unlink()
-                begin = time.process_time_ns()
-                write(path, header, buffers)
-                return cpu_us(begin)
-
-            def load() -> float:
-                begin = time.process_time_ns()
-                read(path, header, buffers)
-                return cpu_us(begin)
+                return cpu_us(lambda: write(path, header, buffers))
 
             sample()
-            yield load if loads else sample
+            yield (lambda: cpu_us(lambda: read(path, header, buffers))) if are_loads else sample
 
     return side
 
@@ -113,12 +71,12 @@ ROWS = tuple(
         question=f"{what} a record of 4 MiB, against bare calls and one pass of XXH3",
         unit="us CPU",
         ours=ours,
-        rival=bare(loads=loads),
+        rival=bare(are_loads=are_loads),
         target=Target(ratio=0.8),
         samples=11,
     )
-    for name, what, ours, loads in (
-        ("disk_cpu_store", "store", our_stores, False),
-        ("disk_cpu_load", "load and verify", our_loads, True),
+    for name, what, ours, are_loads in (
+        ("disk_cpu_store", "store", stores(cpu_us), False),
+        ("disk_cpu_load", "load and verify", loads(cpu_us), True),
     )
 )

@@ -36,7 +36,7 @@ NUM_TOKENS: Final = 32_768
 IN_HOST: Final = NUM_TOKENS * 2 // 3 // BLOCK * BLOCK
 STORED: Final = NUM_TOKENS * 5 // 6 // BLOCK * BLOCK
 CHUNK: Final = 2_048
-"""The tokens of a step that stores: its blocks are no more than may wait for the disk."""
+"""The tokens of a step. Its blocks fit into the queue of writes to the disk."""
 NUM_BLOCKS: Final = 3_000
 NUM_SLOTS: Final = 3_600
 STEP_SECONDS: Final = 0.01

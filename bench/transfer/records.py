@@ -3,10 +3,11 @@
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvbraid.ids import BlockId
 from kvbraid.transfer.disk import DiskTier
@@ -15,6 +16,11 @@ from kvbraid.transfer.keys import BlockKey, Namespace
 from kvbraid.transfer.record_store import RecordStore
 from kvbraid.transfer.records import PAGE_BYTES, pages
 from kvbraid.transfer.status import Status
+
+from bench.harness.measure import Sample, Side
+
+Measure: TypeAlias = Callable[[Callable[[], object]], float]
+"""Makes a call that moves all records, and returns its figure."""
 
 RECORD_BYTES: Final = 4 << 20
 NUM_RECORDS: Final = 32
@@ -58,7 +64,7 @@ class Store:
         self._number = 0
 
     def run(self, kind: Kind, names: list[BlockKey], buffers: list[memoryview]) -> None:
-        """Do a job and see that all of it is `OK`."""
+        """Do a job, and assert that each of its records ends with `OK`."""
         self._number += 1
         items = tuple(Item(0, NOWHERE, NOWHERE, each) for each in names)
         self.store.submit(Job(number=self._number, kind=kind, items=items), buffers)
@@ -69,3 +75,38 @@ class Store:
     def close(self) -> None:
         """End its threads."""
         assert self.store.close()
+
+
+def stores(measure: Measure) -> Side:
+    """Store records that are not there yet."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        with directory() as path:
+            store, buffers, seeds = Store(path), arena(filled=True), count()
+
+            def sample() -> float:
+                names = keys(next(seeds))
+                figure = measure(lambda: store.run(Kind.WRITE, names, buffers))
+                for each in names:
+                    store.tier.drop(each)
+                return figure
+
+            yield sample
+            store.close()
+
+    return side
+
+
+def loads(measure: Measure) -> Side:
+    """Load records that were stored."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        with directory() as path:
+            store, names, buffers = Store(path), keys(0), arena(filled=True)
+            store.run(Kind.WRITE, names, buffers)
+            yield lambda: measure(lambda: store.run(Kind.PROMOTE, names, buffers))
+            store.close()
+
+    return side

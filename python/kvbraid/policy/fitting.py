@@ -75,7 +75,7 @@ class Fit:
             slopes = [(b - a) / (high - low) for (low, a), (high, b) in pairs if high > low]
             scale = _bounded(median(slopes))
             fixed = median(took - scale * work for work, took in samples)
-        else:  # All prompts are alike: how much of it is fixed, they do not tell.
+        else:  # Prompts of one length do not tell how much of it is fixed.
             scale = _bounded(median(took / (given.fixed + work) for work, took in samples))
             fixed = scale * given.fixed
         return replace(

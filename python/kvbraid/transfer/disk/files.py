@@ -99,7 +99,7 @@ def read_record(place: int, name: str, buffers: Sequence[memoryview], *, direct:
     descriptor = os.open(name, flags, dir_fd=place)
     try:
         num_bytes = _read_all(descriptor, buffers)
-        with suppress(OSError):  # A read-only file system serves all the same.
+        with suppress(OSError):  # Loads work on a read-only file system, too.
             os.utime(descriptor)
         return num_bytes
     finally:
@@ -107,7 +107,7 @@ def read_record(place: int, name: str, buffers: Sequence[memoryview], *, direct:
 
 
 def has_no_writer(place: int, name: str) -> bool:
-    """Whether the writer of a file that was being written is no more."""
+    """Whether the process that was writing a temporary file has ended."""
     try:
         descriptor = os.open(name, READ, dir_fd=place)
     except OSError:
