@@ -290,12 +290,13 @@ fmt: .venv/installed | $(CARGO) ## Format everything, and apply safe fixes
 	.venv/bin/ruff format
 	cargo fmt
 
-docs: .venv/built ## Write the generated parts of docs/
+docs: .venv/built ## Write the generated parts of docs/ and deploy/
 	.venv/bin/python -m tests.docs.models_page
 	.venv/bin/python -m tests.docs.cli_page
 	.venv/bin/python -m tests.docs.layout_page
 	.venv/bin/python -m tests.docs.recovery_page
 	.venv/bin/python -m tests.docs.engines_pages
+	.venv/bin/python -m deploy.grafana.dashboard
 
 protos: .venv/installed ## Write the modules of Envoy's messages from their .proto files
 	.venv/bin/python -m tests.golden.envoy_protos

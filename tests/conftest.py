@@ -12,10 +12,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 EXPECTED_SKIPS: Final = frozenset(
-    {"needs ../shared/captures", "needs rsvg-convert", "needs haproxy", "needs envoy"}
+    {
+        "needs ../shared/captures",
+        "needs rsvg-convert",
+        "needs haproxy",
+        "needs envoy",
+        "needs promtool",
+    }
 )
 """Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin,
-HAProxy, and Envoy, which `make .venv-gateway/installed` brings."""
+HAProxy, Envoy, which `make .venv-gateway/installed` brings, and promtool of Prometheus."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
