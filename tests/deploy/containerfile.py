@@ -1,8 +1,8 @@
 """Reads a Containerfile, and follows it in a folder instead of an image.
 
-Only what ours has is known: ARG, FROM, COPY of files and folders, RUN, USER, EXPOSE, and ENTRYPOINT
-and CMD as JSON. A base image is this machine: what a RUN finds at an absolute path that was
-copied or made lies under `root`, and all else where this machine has it.
+Only what ours has is known: ARG, FROM, COPY of files and folders, RUN, settings, and ENTRYPOINT
+and CMD as JSON. The base image is this machine: OWN_PATHS lie under `root`, and all else where
+this machine has it.
 """
 
 import json
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -50,17 +51,9 @@ class Image:
 
     def build(self) -> None:
         """Follow all instructions."""
+        follow = {"FROM": self._begin, "ARG": self._define, "COPY": self._copy, "RUN": self._run}
         for name, arguments in instructions():
-            known = {
-                "FROM": self._begin,
-                "ARG": self._define,
-                "COPY": self._copy,
-                "RUN": self._run,
-            }
-            if name in known:
-                known[name](arguments)
-            else:
-                self.settings[name] = arguments
+            follow.get(name, partial(self.settings.__setitem__, name))(arguments)
 
     def command(self) -> list[str]:
         """Return ENTRYPOINT with CMD, for where their files lie."""

@@ -23,7 +23,7 @@ IS_WHEEL: Final = os.environ.get("KVBRAID_TESTED") == "wheel"
 
 @pytest.fixture
 def context(tmp_path: Path) -> Path:
-    """What the build is given: the wheel that is tested, and the versions that it is tested with."""
+    """What the build is given: the wheel that is tested, and the versions of what is here."""
     context = tmp_path / "context"
     release = context / "release"
     release.mkdir(parents=True)
@@ -61,7 +61,6 @@ def test_what_the_file_builds_serves(
 ) -> None:
     image = Image(tmp_path, context, env)
     image.build()
-    # What the wheel says is installed: its scripts, and the package from the venv alone.
     with started([*image.command(), "--port", "0"], env={**os.environ, **env}) as (process, url):
         assert url.startswith("http://0.0.0.0:")
         here = url.replace("0.0.0.0", "127.0.0.1")

@@ -31,7 +31,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.soc
 
 def drain(listener: socket.socket) -> list[bytes]:
     listener.settimeout(0.5)
-    words = []
+    words: list[bytes] = []
     with suppress(TimeoutError):
         while len(words) < 1000:
             words.append(listener.recv(100))
