@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana.dashboard import FILE, dashboard
 from tests.deploy.scraped import scrape
-from tests.docs.markdown import DOCS, ROOT
+from tests.docs.markdown import DOCS, ROOT, firsts, tables
 
 FOLDER: Final = ROOT / "deploy" / "prometheus"
 RULES: Final[list[dict[str, Any]]] = [
@@ -64,7 +64,7 @@ def shown() -> Iterator[Shown]:
 EXPRESSIONS: Final = list(shown())
 
 Exported = dict[str, dict[str, set[str]]]
-"""By the name of a metric and of a label: the values that were seen."""
+"""By the name of a metric and of a label: the values that were seen, or can be."""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,9 @@ def exported(text: str) -> Exported:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():
                 labels.setdefault(label, set()).add(value)
+    for heading in ("Refused by the decoder", "Counted by the index", "Counted by the feed"):
+        (table,) = tables("events.md", heading)
+        found["kvbraid_refused_total"]["reason"].update(firsts(table))
     return found
 
 
@@ -155,6 +158,13 @@ def test_each_alert_has_a_remedy_and_each_remedy_an_alert() -> None:
     for name, rule in ALERTS.items():
         assert rule["annotations"]["runbook"] == f"docs/operate.md#{name.lower()}"
         assert rule["labels"]["severity"] in {"warning", "critical"}
+
+
+def test_a_pod_without_events_and_an_index_with_a_limit_are_told_apart(text: str) -> None:
+    lines = text.splitlines()
+    assert 'kvbraid_pod_publishes{dp_rank="0",pod="a"} 1.0' in lines
+    assert 'kvbraid_pod_publishes{dp_rank="0",pod="without-events"} 0.0' in lines
+    assert "kvbraid_memory_limit_bytes 1e+09" in lines
 
 
 def test_the_dashboard_is_what_its_module_writes() -> None:
