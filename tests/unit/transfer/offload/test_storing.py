@@ -1,14 +1,21 @@
 """What is stored, when, and what becomes of it."""
 
 import pytest
-from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.cache import CacheConfig, CacheManager, KeptState, Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.spec import Topology
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.offload import Drop, OffloadManager, OffloadOptions
 from kvbraid.transfer.status import Status
 
-from tests.unit.transfer.offload.engine import FULL, HYBRID, STATE, Engine, failing
+from tests.unit.transfer.offload.engine import (
+    FULL,
+    HYBRID,
+    PARTIAL,
+    STATE,
+    Engine,
+    failing,
+)
 
 PROMPT = range(10)  # Two whole blocks in each of two groups.
 
@@ -34,6 +41,51 @@ def test_a_state_that_the_cache_keeps_is_stored() -> None:
     engine = Engine(topology=Topology(groups=(FULL, STATE)))
     engine.compute(range(8))
     assert {key.group for key in engine.manager.contents()["host"]} == {0, 1}
+
+
+def test_a_state_inside_a_block_at_a_prompts_end_is_found_again() -> None:
+    """Its request goes on in the block, so the cache keeps a copy, and the copy is stored."""
+    engine = Engine(topology=PARTIAL)
+    prompt = range(15)  # Its last boundary is 12, inside the second block of states.
+    request = engine.compute(prompt)
+    assert engine.cache.match(engine.cache.add(prompt)).num_tokens == 12
+    engine.release(request)
+    engine.evict()
+    num_tokens, (report,) = engine.load(prompt)
+    assert (num_tokens, bool(report.failures)) == (12, False)
+
+
+def begun_at_its_last_boundary(engine: Engine) -> tuple[int, list[KeptState]]:
+    """A request that has computed 12 of 15 tokens and nothing after that, and its state."""
+    request = engine.cache.add(range(15))
+    for num_tokens in (8, 4):
+        engine.compute_part(request, num_tokens)
+    return request, engine.cache.take_state_tails(request)
+
+
+def test_a_state_of_a_request_that_ends_right_there_is_stored() -> None:
+    engine = Engine(topology=PARTIAL)
+    request, tails = begun_at_its_last_boundary(engine)
+    engine.release(request)
+    engine.manager.end_schedule(2, tails)
+    engine.manager.step_ended(2)
+    engine.run()
+    engine.evict()
+    assert engine.load(range(15))[0] == 12
+
+
+def test_a_state_whose_block_was_handed_out_again_is_not_stored() -> None:
+    engine = Engine(topology=PARTIAL)
+    request, tails = begun_at_its_last_boundary(engine)
+    engine.release(request)
+    engine.evict()
+    engine.forgotten(range(100, 109))
+    engine.manager.end_schedule(engine.num_steps, tails)
+    engine.manager.step_ended(engine.num_steps)
+    engine.run()
+    assert engine.manager.counts.drops["host", Drop.NOT_FOUND] == 1
+    engine.evict()
+    assert engine.load(range(15))[0] == 8
 
 
 def test_what_host_memory_has_is_not_stored_again() -> None:
