@@ -7,7 +7,7 @@ there.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -123,9 +123,9 @@ class LookUps:
         if tokens:
             self._tiers.requests.know(request, tokens, extra)
         self._withdraw(request)
-        if request in self._declined:  # Its offer did not fit, perhaps for what it had pinned.
+        if request in self._declined:
             self._declined.remove(request)
-            return None
+            return self._offer_at_once(request, refused)
         wait = self._waits.get(request) or _Wait(self._deadline())
         is_late = self._tiers.clock() >= wait.deadline
         if may_wait and wait.missing and not is_late:
@@ -141,6 +141,21 @@ class LookUps:
         if found:
             self._offer(found)
         self._leave(wait)
+        return found
+
+    def _offer_at_once(self, request: int, refused: Collection[str]) -> Found | None:
+        """Offer what host memory alone has of a load that did not fit into the pool, perhaps for
+        what it had pinned there. Who gets nothing may compute, so nobody waits for ever."""
+        found, host = self._match(request, [*refused, *self._tiers.records]), self._tiers.host
+        if found is None:
+            return None
+        sources = []
+        for source in found.sources:
+            if (slot := host.slot_of(source.key)) is None:
+                return None
+            sources.append(source._replace(tier=host.name, block_id=slot))
+        found = replace(found, sources=tuple(sources))
+        self._offer(found)
         return found
 
     def _deadline(self) -> float:
@@ -250,10 +265,11 @@ class LookUps:
 
     def end_schedule(self) -> None:
         """Withdraw the offers that no load has taken."""
-        for request, found in list(self._offers.items()):
-            self._tiers.counts.num_declined += 1
-            if any(not source.tier for source in found.sources):
-                self._declined = {request}
+        offers = list(self._offers.items())
+        self._tiers.counts.num_declined += len(offers)
+        copying = {request for request, found in offers if not all(s.tier for s in found.sources)}
+        self._declined = copying or self._declined
+        for request, _ in offers:
             self._withdraw(request)
 
     def forget(self, request: int) -> None:

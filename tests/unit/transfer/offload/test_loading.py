@@ -3,11 +3,13 @@
 from itertools import count
 
 import pytest
+from kvbraid.cache import Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Cause, Record, Target
 from kvbraid.spec import Topology
 from kvbraid.transfer.jobs import Item, Job, JobResult, Kind
+from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import Again, Drop, Found, OffloadOptions
 from kvbraid.transfer.status import Status
 
@@ -265,17 +267,68 @@ def test_an_offer_without_a_load_is_withdrawn() -> None:
     engine.check_idle()
 
 
-def test_an_offer_that_pins_blocks_of_the_pool_is_not_made_twice_in_a_row() -> None:
-    engine = Engine()
+def with_a_gap(engine: Engine) -> BlockId:
+    """Let the pool lack one block of a prompt that host memory has; return the one after it."""
     request = engine.compute(PROMPT)
-    lost = engine.cache.blocks(request)[0][1]
+    _, lost, after, *_ = engine.cache.blocks(request)[0]
     engine.release(request)
     engine.cache.pool.forget([lost])
+    return after
+
+
+def test_an_offer_that_did_not_fit_is_made_again_at_once_from_host_memory() -> None:
+    engine = Engine()
+    with_a_gap(engine)
+    answers = [engine.look_up(PROMPT)]
+    for _ in range(2):
+        engine.manager.end_schedule(None)
+        answers.append(engine.manager.lookup(engine.request, may_wait=False))
+    found = [answer for answer in answers if isinstance(answer, Found)]
+    tiers = [[source.tier for source in each.sources] for each in found]
+    assert tiers == [["host", "", "", "", ""], ["host"] * 5, ["host", "", "", "", ""]]
+    assert [each.num_tokens for each in found] == [16] * 3
+    engine.begin(found[-1])
+    engine.run()
+    engine.check_idle()
+
+
+def test_an_offer_is_not_made_again_at_once_if_host_memory_lacks_what_the_pool_has() -> None:
+    engine = Engine(tiers=DISK)
+    (info,) = engine.cache.pool.describe([with_a_gap(engine)])
+    assert info.block_hash
+    engine.manager.drop(Record("host", BlockKey(info.block_hash, 0).to_bytes()))
     answers = [engine.look_up(PROMPT)]
     for _ in range(2):
         engine.manager.end_schedule(None)
         answers.append(engine.manager.lookup(engine.request, may_wait=False))
     assert [isinstance(answer, Found) for answer in answers] == [True, False, True]
+
+
+def test_what_fits_without_copies_is_loaded_and_not_computed() -> None:
+    engine = Engine(topology=Topology(groups=(FULL,)), num_blocks=9)
+    with_a_gap(engine)
+    found = engine.look_up(PROMPT)
+    assert isinstance(found, Found)
+    other = engine.cache.add(range(50, 66))  # It takes four blocks, and two are pinned.
+    engine.cache.start_step()
+    assert engine.cache.allocate([Need(request=other, num_new_tokens=16)]).num_fit
+    engine.write(other)
+    needed = engine.cache.blocks_needed(
+        Need(
+            request=found.request,
+            num_new_tokens=0,
+            match=found.match,
+            num_external_tokens=found.num_external_tokens,
+            delay_commit=True,
+        )
+    )
+    assert needed > engine.cache.pool.num_free
+    engine.manager.end_schedule(None)
+    found = engine.manager.lookup(found.request)
+    assert isinstance(found, Found)
+    targets = engine.begin(found)
+    engine.run()
+    assert bytes_of(engine, targets) == [content_of(s.key, 0) for s in found.sources]
 
 
 def test_refused_and_resting_tiers_are_left_out() -> None:
