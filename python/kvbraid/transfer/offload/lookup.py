@@ -176,7 +176,7 @@ class LookUps:
     def _match(self, request: int, refused: Collection[str]) -> Found | None:
         tiers = self._tiers
         found, indexes = self.match_over(request, refused)
-        if not found.num_external_tokens:
+        if not (indexes and found.sources):  # An engine may find less than the rule in its pool.
             return None
         contents = self._contents(request, found)
         numbers, blocks = found.sources.tolist(), [*map(BlockId, found.block_ids)]

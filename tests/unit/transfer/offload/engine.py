@@ -8,7 +8,7 @@ from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.ids import BlockId
 from kvbraid.loads import LoadReport, Target
 from kvbraid.recovery.ledger.loading import targets_of
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 from kvbraid.transfer.jobs import Item, Job, JobResult
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import Again, Found, OffloadManager, OffloadOptions
@@ -44,6 +44,7 @@ class Engine:
     num_ranks: int = 1
     options: OffloadOptions = field(default_factory=OffloadOptions)
     retention: Retention | None = None
+    dialect: EngineDialect = EngineDialect.PURE
 
     def __post_init__(self) -> None:
         self.workers = [
@@ -65,6 +66,7 @@ class Engine:
             events=True,
             findable=True,
             retention=self.retention or Dense(),
+            dialect=self.dialect,
         )
         self.cache = CacheManager(config)
         self.start()

@@ -1,5 +1,6 @@
 """What can be loaded, from where, and what ranks say of it."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -7,7 +8,7 @@ from kvbraid.cache import Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Cause, Record, Target
-from kvbraid.spec import Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 from kvbraid.transfer.jobs import Item, Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import Again, Drop, Found, OffloadOptions
@@ -343,6 +344,25 @@ def test_refused_and_resting_tiers_are_left_out() -> None:
         engine.manager.end_schedule(None)
     assert isinstance(lookup(request, may_wait=False), Found)
     assert lookup(request, refused=["host"], may_wait=False) is None  # All comes through it.
+
+
+def test_nothing_is_offered_where_nothing_can_be_loaded_though_the_rule_finds_more() -> None:
+    """vLLM finds less than the rule in its pool: before a window of one token it wants a block,
+    and of a draft head's group one that lies too far."""
+    window = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4, window=1)
+    engine = Engine(topology=Topology(groups=(window,)), dialect=EngineDialect.VLLM)
+    request = engine.cache.add(PROMPT)
+    assert engine.cache.match(request).num_tokens == 0
+    assert engine.manager.match_over(request).num_tokens == 16
+    assert engine.manager.lookup(request) is None
+    draft = replace(FULL, eagle=True)
+    engine = Engine(topology=Topology(groups=(FULL, draft)), dialect=EngineDialect.VLLM)
+    first = engine.compute(PROMPT)
+    engine.cache.pool.forget([engine.cache.blocks(first)[0][2]])
+    request = engine.cache.add(PROMPT)
+    match, over = engine.cache.match(request), engine.manager.match_over(request, ["host"])
+    assert match.num_tokens < over.num_tokens
+    assert engine.manager.lookup(request, refused=["host"]) is None
 
 
 def test_a_request_that_is_forgotten_waits_for_nothing() -> None:
