@@ -18,6 +18,7 @@ from tests.unit.transfer.offload.engine import (
 )
 
 PROMPT = range(10)  # Two whole blocks in each of two groups.
+DISK = [("disk", 50)]
 
 
 def test_what_became_findable_is_stored_when_its_step_has_run() -> None:
@@ -177,13 +178,49 @@ def test_what_is_stored_is_written_to_every_tier() -> None:
     assert engine.manager.counts.drops["far", Drop.EVICTED] == 1
 
 
-def test_a_queue_of_writes_that_is_full_is_counted() -> None:
-    engine = Engine(tiers=[("disk", 50)], options=OffloadOptions(max_pending_writes=1))
-    engine.forgotten(PROMPT)
-    assert engine.manager.num_blocks()["disk"] == 1
+def test_what_does_not_fit_into_a_queue_of_writes_is_written_when_there_is_room() -> None:
+    engine = Engine(tiers=DISK, options=OffloadOptions(max_pending_writes=1))
+    engine.compute(PROMPT, to_end=False)
+    engine.take_jobs()
+    engine.end(engine.jobs[0])
+    assert engine.manager.counts.num_pending[Kind.WRITE] == 4
+    for num_written in range(4):
+        assert engine.manager.num_blocks()["disk"] == num_written
+        engine.take_jobs()
+        (job,) = engine.jobs
+        assert (job.kind, len(job.items), engine.manager.num_pinned) == (Kind.WRITE, 1, 1)
+        engine.end(job)
+    assert engine.manager.num_blocks()["disk"] == 4
+    assert not engine.manager.counts.drops
+    engine.check_idle()
+
+
+def test_what_loses_its_slot_before_there_was_room_to_write_it_is_counted() -> None:
+    options = OffloadOptions(max_pending_writes=1)
+    engine = Engine(host_slots=5, tiers=DISK, options=options)
+    engine.compute(PROMPT, to_end=False)
+    engine.take_jobs()
+    engine.end(engine.jobs[0])
+    engine.take_jobs()
+    (write,) = engine.jobs
+    engine.compute(range(20, 30), to_end=False)
+    engine.take_jobs()
+    engine.end(next(job for job in engine.jobs if job.kind is Kind.STORE))
+    assert engine.manager.num_blocks() == {"host": 5, "disk": 0}
+    engine.end(write)
+    engine.run()
+    assert engine.manager.num_blocks()["disk"] == 5
     assert engine.manager.counts.drops["disk", Drop.WRITES_FULL] == 3
-    engine.forgotten(PROMPT)  # It becomes findable again, and the tier gets another one.
-    assert engine.manager.num_blocks()["disk"] == 2
+    engine.check_idle()
+
+
+def test_what_waits_for_room_is_dropped_if_the_tier_is_to_rest() -> None:
+    options = OffloadOptions(max_pending_writes=1, failures_before_rest=1)
+    engine = Engine(tiers=DISK, options=options)
+    engine.fails = failing(Status.FULL, Kind.WRITE, first=1)
+    engine.compute(PROMPT)
+    assert engine.manager.counts.drops["disk", Drop.RESTING] == 3
+    assert engine.manager.num_blocks()["disk"] == 0
 
 
 def test_a_tier_that_fails_gets_no_writes_for_a_while() -> None:
