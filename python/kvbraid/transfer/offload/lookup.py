@@ -2,8 +2,8 @@
 
 Invariant: an offer's blocks and slots are pinned until its load begins or the schedule ends. A
 look-up that may wait reads records first and asks to be asked again, until each is in host memory
-or could not be read, or its deadline has passed. Only then it looks again, and offers what is
-there.
+or could not be read, the pool has all of it, or its deadline has passed. Only then it looks again,
+and offers what is there.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -83,9 +83,13 @@ class Found:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """The records that one request waits for, and the slots of those that have come."""
+    """The records that one request waits for, and the slots of those that have come.
+
+    `num_tokens` is what it can reuse with them.
+    """
 
     deadline: float
+    num_tokens: int = 0
     missing: set[BlockKey] = field(default_factory=set)
     slots: list[BlockId] = field(default_factory=list)
 
@@ -128,12 +132,13 @@ class LookUps:
             return self._offer_at_once(request, refused)
         wait = self._waits.get(request) or _Wait(self._deadline())
         is_late = self._tiers.clock() >= wait.deadline
-        if may_wait and wait.missing and not is_late:
-            return Again.ASK_AGAIN  # It is looked up again when they are there.
+        if may_wait and wait.missing and not is_late and not self._is_in_pool(request, wait):
+            return Again.ASK_AGAIN
         self._waits.pop(request, None)
         found = self._match(request, refused)
         if may_wait and found and not is_late and self._want(found, wait):
             self._waits[request] = wait
+            wait.num_tokens = found.num_tokens
             return Again.ASK_AGAIN
         if may_wait and found and self._record_sources(found):
             self._tiers.counts.num_deadlines += is_late
@@ -142,6 +147,10 @@ class LookUps:
             self._offer(found)
         self._leave(wait)
         return found
+
+    def _is_in_pool(self, request: int, wait: _Wait) -> bool:
+        """Whether the pool alone has by now what a request waits for."""
+        return self._tiers.cache.tiers.match_over(request, ()).num_tokens >= wait.num_tokens
 
     def _offer_at_once(self, request: int, refused: Collection[str]) -> Found | None:
         """Offer what host memory alone has of a load that did not fit into the pool, perhaps for

@@ -84,6 +84,61 @@ def test_a_look_up_that_may_wait_asks_to_be_asked_again_until_records_are_verifi
     assert (found.num_tokens, found.tier) == (16, "host")
 
 
+def test_what_the_pool_has_lost_while_a_look_up_waited_is_read_as_well() -> None:
+    engine = restarted()
+    request = engine.compute(PROMPT)
+    *_, last = engine.cache.blocks(request)[0][:4]
+    engine.release(request)
+    engine.cache.pool.forget([last])
+    for key in engine.manager.contents()["host"]:
+        engine.manager.drop(Record("host", key.to_bytes()))
+    assert engine.look_up(PROMPT, may_wait=True) is Again.ASK_AGAIN
+    assert engine.manager.counts.num_pending[Kind.PROMOTE] == 1
+    engine.evict()  # The rest of it was in the pool.
+    engine.run()
+    assert engine.manager.lookup(engine.request) is Again.ASK_AGAIN
+    assert engine.manager.counts.num_pending[Kind.PROMOTE] == 5
+    engine.run()
+    found = engine.manager.lookup(engine.request)
+    assert isinstance(found, Found)
+    assert (found.num_tokens, {source.tier for source in found.sources}) == (16, {"host"})
+    targets = engine.begin(found)
+    engine.run()
+    assert bytes_of(engine, targets) == [content_of(s.key, 0) for s in found.sources]
+    engine.check_idle()
+
+
+def test_what_the_pool_has_got_while_a_look_up_waited_is_not_loaded() -> None:
+    engine = restarted()
+    assert engine.look_up(PROMPT, may_wait=True) is Again.ASK_AGAIN
+    waits = engine.request
+    engine.compute(PROMPT[:13], to_end=False)
+    engine.run()
+    found = engine.manager.lookup(waits)
+    assert isinstance(found, Found)
+    assert [(s.group, s.position, s.tier) for s in found.sources] == [
+        (0, 3, "host"),
+        (1, 3, "host"),
+    ]
+    assert (found.num_pool_tokens, found.num_tokens) == (12, 16)
+    targets = engine.begin(found)
+    engine.run()
+    assert bytes_of(engine, targets) == [content_of(s.key, 0) for s in found.sources]
+
+
+def test_nobody_waits_for_records_of_what_the_pool_has_got() -> None:
+    engine = restarted()
+    assert engine.look_up(PROMPT, may_wait=True) is Again.ASK_AGAIN
+    waits, jobs = engine.request, engine.manager.take_jobs()
+    other = engine.compute(PROMPT, to_end=False)
+    assert engine.manager.lookup(waits) is None
+    engine.release(other)
+    for job in jobs:
+        engine.end_now(job)
+    engine.run()
+    engine.check_idle()
+
+
 def test_after_its_deadline_it_gets_what_host_memory_has() -> None:
     engine = restarted(options=OffloadOptions(promote_deadline=2))
     assert engine.look_up(PROMPT, may_wait=True) is Again.ASK_AGAIN
