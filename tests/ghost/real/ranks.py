@@ -231,7 +231,7 @@ class RealRanks(EngineRanks):
                 tier.tier.disk.check_integrity()
 
 
-def _slots(job: Job) -> tuple[set[int], set[int]]:
+def _slots(job: Job) -> tuple[set[BlockId], set[BlockId]]:
     """The host slots that a job reads, and those that it writes."""
     reads = {item.source for item in job.items if job.kind in {Kind.LOAD, Kind.WRITE}}
     writes = {item.target for item in job.items if job.kind in {Kind.STORE, Kind.PROMOTE}}
