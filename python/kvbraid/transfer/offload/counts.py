@@ -11,7 +11,7 @@ class Drop(StrEnum):
     """Why a block was not stored, or is no longer had."""
 
     STORES_FULL = "stores_full"  # As many device blocks were held as may be.
-    WRITES_FULL = "writes_full"  # As many slots were pinned for writes as may be.
+    WRITES_FULL = "writes_full"  # Its slot was lost before there was room to write it.
     NO_SLOT = "no_slot"  # Every host slot was in use.
     NOT_FOUND = "not_found"  # The cache had dropped the block before it could be copied.
     RESTING = "resting"  # The tier gets no writes for a while.

@@ -159,7 +159,6 @@ class OffloadManager:
         self,
         step: int | None,
         kept_states: Sequence[KeptState] = (),
-        state_tails: Sequence[KeptState] = (),
     ) -> None:
         """Note that a step was scheduled, or that there is none (None): a tick of the clock.
 
@@ -168,14 +167,13 @@ class OffloadManager:
 
         Args:
             step: The step's number.
-            kept_states: Those of `CacheManager.take_work`.
-            state_tails: Those of `CacheManager.take_state_tails`, taken before their requests were
-                released.
+            kept_states: Those of `CacheManager.take_work`, and those that `take_state_tails` has
+                named of requests that were released since.
         """
         self._lookups.end_schedule()
         self._tiers.num_steps += 1
         if step is not None:
-            self._stores.take_findable(step, kept_states, state_tails)
+            self._stores.take_findable(step, kept_states)
 
     def step_ended(self, step: int) -> None:
         """Note that a step, and all before it, have run: their blocks may be read."""
