@@ -46,13 +46,22 @@ class HeardEngine(OffloadingEngine):
     def process(self) -> None:
         """Use the outputs of a step; what it publishes last is all that has happened so far."""
         super().process()
+        self.compare()
+
+    def reset(self) -> None:
+        """Have the device forget what it has cached, if it can."""
+        if self.scheduler.reset_prefix_cache():
+            self.compare()
+
+    def hear(self) -> None:
+        """Listen to what was published meanwhile."""
         for batch in self.published[self._num_heard :]:
             self.listener.hear(msgspec.msgpack.encode(batch))
         self._num_heard = len(self.published)
-        self.compare()
 
     def compare(self) -> None:
         """Compare what is said of a branch of one of the latest prompts with what it would hit."""
+        self.hear()
         known = [*self._prompts.values()][-8:]
         if not known:
             return
@@ -90,7 +99,7 @@ def live(engine: HeardEngine, random: Random, seed: int) -> set[str]:
         elif chance < 0.1 and running:
             engine.preempt(random.choice(running))
         elif chance < 0.2:
-            made.reset_prefix_cache()
+            engine.reset()
         engine.step()
     engine.finish()
     return aborted
