@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.fleet.answer import Bounds, PodScore
-from kvbraid.ids import PodId, PodState, Tier
+from kvbraid.ids import PodId, PodState
 from kvbraid.spec import Topology
 from kvbraid.transfer.offload import OffloadManager
 
@@ -35,13 +35,13 @@ class Listener:
         """Take in a batch that is published."""
         applied = self.index.apply(POD, payload)
         assert not applied.refused
+        self.index.check_integrity()
         self.was_cleared = self.was_cleared or applied.cleared > 0
 
     def row(self, tokens: Sequence[int], cache_salt: str | None = None) -> PodScore:
         """What a request would reuse over all tiers, as far as was heard."""
-        request = Request(
-            model=MODEL, token_ids=tokens, cache_salt=cache_salt, tiers=[tier.value for tier in Tier]
-        )
+        tiers = KEYS[-1].split("+")
+        request = Request(model=MODEL, token_ids=tokens, cache_salt=cache_salt, tiers=tiers)
         (row,) = self.index.score(request).rows
         return row
 

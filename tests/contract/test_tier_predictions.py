@@ -20,7 +20,6 @@ from tests.tier_predictions import Listener, Prediction, compare
 from tests.unit.transfer.offload.engine import Engine
 
 
-
 def group(kind: SpecKind, size: int = 4, window: int | None = None) -> GroupSpec:
     return GroupSpec(kind=kind, block_size=size, window=window)
 

@@ -205,7 +205,11 @@ def test_an_offloaded_copy_may_end_inside_a_block(is_placed: bool) -> None:
     index = an_index(Topology(groups=groups, hash_block_size=16, partial_hits=True))
     full, state = replace(FULL, idx=1), Group(idx=0, kind="mamba", block=16)
     tell(index, TEXT.stored(full, range(3 if is_placed else 2)))
-    tell(index, offloaded(group=full, blocks=range(2, 3)), offloaded(group=state, blocks=range(2, 3)))
+    tell(
+        index,
+        offloaded(group=full, blocks=range(2, 3)),
+        offloaded(group=state, blocks=range(2, 3)),
+    )
     found = index.score(Request(model=MODEL, token_ids=TEXT.prompt[:49])).rows[0]
     assert found.tiers["gpu"] == Bounds(0, 0)
     assert found.tiers["gpu+cpu"] == Bounds(48 if is_placed else 0, 48)

@@ -6,8 +6,8 @@ the engine (`{"model", "overrides", "block_size", "num_blocks", "max_model_len",
 what it is configured with; `options` our scheduler's; of several `ranks` each is a process of its
 own), then commands.
 `{"prompts", "max_tokens"}` answers prompts together: `{"outputs", "gaps": between the two best
-logits of each token, "cached": tokens that were not computed, "preempted": so far, "predicted": what
-an index that hears our connector's engine says of each prompt before, [lower, upper, expected]}`.
+logits of each token, "cached": tokens that were not computed, "preempted": so far, "predicted":
+[lower, upper, expected] of each prompt, by an index that hears our connector's engine}`.
 `{"drain": true}` steps until nothing moves: `{"steps": count}`.
 `{"forget": true}` makes the device forget what it has cached; tiers keep what they have.
 `{"counts": true}` tells what was seen of moving blocks: as `watching` says, and the connector's.

@@ -3,8 +3,10 @@
 Blocks know what they hold, so a token that is computed from anything but its own prefix is seen at
 once. Pools and host memory are small, jobs end late and in any order, ranks disagree, and items
 fail. At the end nothing is held, and events have told exactly what the device, host memory and the
-disk have. After each step the index of a fleet that hears the events, and nothing else, is asked what a
-request would hit: its bounds are never wrong, and exact unless the cache was reset.
+disk have.
+
+After each step and reset, the index of a fleet that hears the events, and nothing else, is asked
+what a request would hit: its bounds are never wrong, and exact unless the cache was reset.
 """
 
 import os
@@ -25,6 +27,7 @@ from tests.vllm.soak import IS_SOAK
 
 if True:  # Only after `ghost_ranks` has imported vLLM with its warnings off.
     from kvbraid.transfer.jobs import Kind
+    from kvbraid.transfer.keys import BlockKey
 
 NUM_LIVES: Final = 40 if IS_SOAK else 4
 NUM_STEPS: Final = 120
@@ -129,3 +132,13 @@ def test_every_request_gets_its_own_tokens(name: str, is_async: bool, chance: fl
     assert all(moved[kind] for kind in (Kind.STORE, Kind.LOAD, Kind.WRITE)), moved
     assert asked["gpu"] == asked["gpu exact"] > 0
     assert asked["gpu+cpu+storage exact"] > asked["gpu+cpu+storage"] / 2, asked
+
+
+def test_an_idle_engine_publishes_what_the_disk_has_at_its_start() -> None:
+    records = [BlockKey(bytes([number] * 32), 0) for number in range(3)]
+    engine = OffloadingEngine(LAYOUTS["full"], is_async=False, seed=0, records=records)
+    assert engine.scheduler.has_requests()
+    engine.step()
+    assert not engine.scheduler.has_requests()
+    assert engine.told() == engine.had()
+    assert engine.told()["STORAGE"].total() == len(records)

@@ -105,8 +105,8 @@ class _OnKvbraid(RecoveringScheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401 - passed on as they are.
         """Forget what is cached, and publish that now.
 
-        vLLM publishes it with the engine's next step. Until then a fleet would promise what is gone
-        to whoever asks, and an idle engine takes its next step for just that request.
+        vLLM publishes it with the engine's next step, and an idle engine takes that for its next
+        request: which a fleet would have sent here for what is gone.
         """
         is_reset: bool = super().reset_prefix_cache(*args, **kwargs)
         if told := self.kv_cache_manager.take_events():
