@@ -9,7 +9,6 @@ After each step and reset, the index of a fleet that hears the events, and nothi
 what a request would hit: its bounds are never wrong, and exact unless the cache was reset.
 """
 
-import os
 from collections import Counter
 from random import Random
 from typing import Any, Final
@@ -28,6 +27,7 @@ from tests.vllm.soak import IS_SOAK
 if True:  # Only after `ghost_ranks` has imported vLLM with its warnings off.
     from kvbraid.transfer.jobs import Kind
     from kvbraid.transfer.keys import BlockKey
+    from vllm.v1.core.kv_cache_utils import get_none_hash_seed
 
 NUM_LIVES: Final = 40 if IS_SOAK else 4
 NUM_STEPS: Final = 120
@@ -39,8 +39,7 @@ class HeardEngine(OffloadingEngine):
     def __init__(self, *given: Any, seed: int, **more: Any) -> None:  # noqa: ANN401 - passed on.
         super().__init__(*given, seed=seed, **more)
         topology = self.scheduler.kv_cache_manager.cache.config.topology
-        seed_text = os.environ.get("PYTHONHASHSEED")
-        profile = EngineProfile(hash_algo=HashAlgo.SHA256, hash_seed=seed_text)
+        profile = EngineProfile(hash_algo=HashAlgo.SHA256, hash_seed=get_none_hash_seed())
         self.listener = Listener(topology, profile)
         self.asked: Counter[str] = Counter()
         self._random = Random(seed)
@@ -71,7 +70,7 @@ class HeardEngine(OffloadingEngine):
         prompt = self._random.choice(known)
         prompt = prompt[: self._random.randint(1, len(prompt))] + tokens(len(self.published), 9)
         manager = self.scheduler.kv_cache_manager
-        request = self.request("asked", prompt)
+        request = self.new_request("asked", prompt)
         number = manager.number_of(request)
         for each in compare(self.listener.row(prompt), self.offload, number):
             assert each.bounds.lower <= each.hit <= each.bounds.upper, each

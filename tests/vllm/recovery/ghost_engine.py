@@ -94,11 +94,11 @@ class GhostEngine:
         self._prompts[name] = prompt
         self.most[name] = max_tokens
         self.outputs[name] = []
-        request = self.request(name, prompt, max_tokens, arrival_time=float(name))
+        request = self.new_request(name, prompt, max_tokens, arrival_time=float(name))
         self.scheduler.add_request(request)
         return request
 
-    def request(
+    def new_request(
         self, name: str, prompt: list[int], max_tokens: int = 1, arrival_time: float = 0.0
     ) -> Any:  # noqa: ANN401 - vLLM's own type.
         """Return a request that the scheduler does not know yet."""
