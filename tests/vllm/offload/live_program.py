@@ -7,7 +7,8 @@ what it is configured with; `options` our scheduler's; of several `ranks` each i
 own), then commands.
 `{"prompts", "max_tokens"}` answers prompts together: `{"outputs", "gaps": between the two best
 logits of each token, "cached": tokens that were not computed, "preempted": so far, "predicted":
-[lower, upper, expected] of each prompt, by an index that hears our connector's engine}`.
+[lower, upper, expected] of each prompt, by an index that hears our connector's engine,
+"was_cleared": whether it has heard of a reset}`.
 `{"drain": true}` steps until nothing moves: `{"steps": count}`.
 `{"forget": true}` makes the device forget what it has cached; tiers keep what they have.
 `{"counts": true}` tells what was seen of moving blocks: as `watching` says, and the connector's.
@@ -111,7 +112,7 @@ class Program:
         self._scheduler._preempt_request = counting
         self._watch: Any = None
         self._disk: Any = None
-        self._listener = None
+        self._listener: Listener | None = None
         if settings["connector"] == "OffloadConnector":
             self._listener = self._listening()
         if settings["connector"] == "OffloadConnector" and settings["ranks"] == 1:
@@ -140,7 +141,10 @@ class Program:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams
 
-        rows = [self._listener.row(each) for each in request["prompts"]] if self._listener else []
+        rows, was_cleared = [], False
+        if self._listener:
+            rows = [self._listener.row(prompt) for prompt in request["prompts"]]
+            was_cleared = self._listener.was_cleared
         results = self._engine.generate(
             [{"prompt_token_ids": prompt} for prompt in request["prompts"]],
             SamplingParams(
@@ -165,6 +169,7 @@ class Program:
             "cached": [result.num_cached_tokens for result in results],
             "preempted": self._num_preempted,
             "predicted": [[row.lower, row.upper, row.expected] for row in rows],
+            "was_cleared": was_cleared,
         }
 
     def drain(self) -> dict[str, int]:
