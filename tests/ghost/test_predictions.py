@@ -31,7 +31,7 @@ class Predicted(Simulation):
         profile = EngineProfile(
             hash_algo=HashAlgo.SHA256, hash_seed=cache.hash_seed, dialect=EngineDialect.PURE
         )
-        has_partial = bool(cache.topology.partial_hits)
+        has_partial = bool(cache.topology.partial_hits)  # An index takes None for unknown.
         self.listener = Listener(replace(cache.topology, partial_hits=has_partial), profile)
         self.findable.publish = lambda events: self.listener.hear(events.to_bytes(0.0))
         self.offload.publish = lambda events: self.listener.hear(encode_batch(events))
