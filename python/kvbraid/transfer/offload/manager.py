@@ -203,6 +203,11 @@ class OffloadManager:
         """Return what tiers have got and lost since the last call, in order."""
         return self._tiers.announcer.take()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether tiers have got something that `take_events` has not told yet."""
+        return not self._tiers.announcer.is_empty
+
     # What tiers say by themselves.
 
     def opened(self, tier: str, keys: Iterable[BlockKey], rank: int = 0) -> None:

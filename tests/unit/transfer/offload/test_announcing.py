@@ -82,8 +82,11 @@ def test_a_tier_announces_at_the_start_what_it_has() -> None:
     records = list(engine.workers[0].records["disk"])
     assert len(records) == 3
     engine.start()
+    had_news = [engine.manager.has_news]
     engine.manager.opened("disk", records)
+    had_news.append(engine.manager.has_news)
     events = stored(engine)
+    assert [*had_news, engine.manager.has_news] == [False, True, False]
     assert [event.block_size for event in events] == [0, 0, 0]
     assert {event.medium for event in events} == {"STORAGE"}
 

@@ -190,8 +190,11 @@ class SchedulerSide:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something moves, so that the engine has to go on stepping."""
-        return bool(self.offload.num_pending)
+        """Whether something moves, or was not told yet, so that the engine has to go on stepping.
+
+        An engine that starts on records publishes them before its first request comes.
+        """
+        return self.offload.num_pending > 0 or self.offload.has_news
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return what tiers have got and lost since the last call, as vLLM's structures."""
