@@ -73,8 +73,13 @@ def test_blocks_are_stored_copied_and_loaded_by_what_was_measured(
     cuda.CudaEngine(tensors, calibrations=tmp_path)
     assert library.calls == [], "the second start reads what the first measured"
     file.write_text("{}")
-    cuda.CudaEngine(tensors, calibrations=tmp_path)
+    again = cuda.CudaEngine(tensors, calibrations=tmp_path)
     assert len(library.calls) == trials, "what is not ours is measured again"
+    assert again.incidents == {
+        "calibration_trials": 0,
+        "calibration_refused": 1,
+        "calibration_unwritten": 0,
+    }
 
 
 def test_the_benchmark_verifies_and_prints_every_row(
