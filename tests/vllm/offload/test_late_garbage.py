@@ -18,7 +18,9 @@ from tests.vllm.recovery.ghost_worker import prefix_hashes, truth
 if True:  # Only after `ghost_ranks` has imported vLLM with its warnings off.
     from kvbraid.integrations.vllm.offload import OffloadConnector
     from kvbraid.integrations.vllm.offload.messages import OffloadReport
+    from kvbraid.spec import SpecKind
     from kvbraid.transfer.jobs import Item, Kind
+    from kvbraid.transfer.keys import BlockKey
     from kvbraid.transfer.offload import Drop
 
 START: Final = tokens(1, 130)
@@ -64,16 +66,23 @@ class LateEngine(OffloadingEngine):
     def check_outputs(self) -> None:
         """Nothing: until it is told, the engine answers with garbage."""
 
-    def wrong(self) -> dict[str, list[Any]]:
+    def wrong(self) -> dict[str, list[BlockKey]]:
         """Return what each tier has of garbage."""
-        held = {
-            "host": lambda key, slot: self.ranks.slots[slot],
-            "disk": lambda key, slot: self.ranks.records[key],
-        }
+        contents = self.offload.contents()
+        host = {key: self.ranks.slots[slot] for key, slot in contents["host"].items()}
+        disk = {key: self.ranks.records[key] for key in contents["disk"]}
         return {
-            tier: [key for key, slot in keys.items() if not RIGHT.issuperset(held[tier](key, slot).values())]
-            for tier, keys in self.offload.contents().items()
+            tier: [key for key, held in blocks.items() if not self._is_right(key.group, held)]
+            for tier, blocks in (("host", host), ("disk", disk))
         }
+
+    def _is_right(self, group: int, held: dict[int, int]) -> bool:
+        """Return whether all tokens of a block are: after these, it has what it held before."""
+        spec = self.worker.groups[group]
+        is_state = spec.kind is SpecKind.MAMBA
+        return all(
+            value in RIGHT for place, value in held.items() if is_state or place < spec.block_size
+        )
 
     def is_spoilt(self) -> bool:
         return all(self.wrong().values())
