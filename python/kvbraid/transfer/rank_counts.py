@@ -64,4 +64,6 @@ def _of_tier(name: str, counts: TierCounts) -> RankCounts:
         for status, number in statuses.items()
     }
     incidents = {("incidents", name, each): getattr(counts, at) for each, at in INCIDENTS.items()}
-    return records | incidents | {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
+    return (
+        records | incidents | {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
+    )

@@ -49,9 +49,7 @@ def test_every_end_of_a_record_is_counted_and_hung_calls_are_seen() -> None:
     assert store.close(60)
     records = {key[2:]: number for key, number in counts.items() if key[0] == "records"}
     assert records.keys() == {
-        (kind, status)
-        for kind in ("write", "promote", "drop")
-        for status in map(str, Status)
+        (kind, status) for kind in ("write", "promote", "drop") for status in map(str, Status)
     }
     assert {key: number for key, number in records.items() if number} == {
         ("write", "ok"): 2,

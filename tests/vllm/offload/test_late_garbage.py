@@ -6,6 +6,7 @@ is garbage: what the request has computed is in host memory and on disk by then,
 
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -18,6 +19,7 @@ from tests.vllm.recovery.ghost_worker import prefix_hashes, truth
 if True:  # Only after `ghost_ranks` has imported vLLM with its warnings off.
     from kvbraid.integrations.vllm.offload import OffloadConnector
     from kvbraid.integrations.vllm.offload.messages import OffloadReport
+    from kvbraid.loads import Cause, Failures, LoadReport, Record
     from kvbraid.spec import SpecKind
     from kvbraid.transfer.jobs import Item, Kind
     from kvbraid.transfer.keys import BlockKey
@@ -121,6 +123,17 @@ def test_nothing_computed_from_garbage_stays_in_any_tier(
     engine.finish()
     assert engine.outputs[again] == truth(PROMPT, NUM_TOKENS)
     assert again not in engine.errors
+
+
+def test_what_ranks_say_stays_beside_what_loads_lack() -> None:
+    engine = OffloadingEngine(LAYOUTS["full"], is_async=False, seed=1)
+    causes = {Record("host", b"key"): Cause.MISS}
+    engine.offload.take_reports = lambda: [LoadReport(rank=0, failures=Failures(causes=causes))]
+    said: Any = OffloadReport(blocks={7})
+    output: Any = SimpleNamespace(kv_connector_worker_meta=said, finished_recving=None)
+    engine.connector.settle(output)  # type: ignore[attr-defined]
+    meta = output.kv_connector_worker_meta
+    assert (meta.blocks, meta.causes) == ({7}, causes)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -20,8 +20,8 @@ from kvbraid.loads import LoadReport, Record, Target
 from kvbraid.reading import POSITIVE, POSITIVE_COUNT, check
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.attributing import tokens_by_tier
 from kvbraid.transfer.offload.announcing import Content, TierEvent
+from kvbraid.transfer.offload.attributing import tokens_by_tier
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
 from kvbraid.transfer.offload.loading import LoadsUnderWay

@@ -63,7 +63,9 @@ def test_tokens_are_split_as_one_by_one() -> None:
         if sources:
             found = found_of(sources, start, end)
             num_tokens = random.randrange(end - start + 1)
-            assert tokens_by_tier(found, num_tokens, GROUPS, TIERS) == one_by_one(found, num_tokens)
+            assert tokens_by_tier(found, num_tokens, GROUPS, TIERS) == one_by_one(
+                found, num_tokens
+            )
 
 
 def test_records_that_were_read_for_a_request_count_as_their_tier() -> None:
