@@ -131,7 +131,7 @@ def test_what_ranks_say_stays_beside_what_loads_lack() -> None:
     engine.offload.take_reports = lambda: [LoadReport(rank=0, failures=Failures(causes=causes))]
     said: Any = OffloadReport(blocks={7})
     output: Any = SimpleNamespace(kv_connector_worker_meta=said, finished_recving=None)
-    engine.connector.settle(output)  # type: ignore[attr-defined]
+    engine.connector.settle(output)
     meta = output.kv_connector_worker_meta
     assert (meta.blocks, meta.causes) == ({7}, causes)
 

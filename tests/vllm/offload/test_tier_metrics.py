@@ -9,16 +9,31 @@ from typing import Any, Final
 import prometheus_client
 import pytest
 
+from tests.unit.transfer.faulty_tier import (
+    NAMESPACE,
+    USED,
+    FaultyTier,
+    empty,
+    fail,
+    job,
+    key,
+    run,
+)
+from tests.unit.transfer.workers import rank
 from tests.vllm.drop_in_pair import tokens
 from tests.vllm.offload.ghost_ranks import NUM_RANKS, OffloadingEngine
 from tests.vllm.recovery.ghost_engine import LAYOUTS
 
 if True:  # Only after `ghost_ranks` has imported vLLM with its warnings off.
-    from kvbraid.integrations.vllm.offload.messages import OffloadReport, RankNews
+    from kvbraid.integrations.vllm.offload import worker_side
+    from kvbraid.integrations.vllm.offload.messages import OffloadJobs, OffloadReport, RankNews
+    from kvbraid.integrations.vllm.offload.options import OffloadSettings
     from kvbraid.integrations.vllm.offload.tier_metrics import TierMetrics
+    from kvbraid.integrations.vllm.offload.worker_side import WorkerSide
     from kvbraid.loads import Record
     from kvbraid.transfer.jobs import Kind
     from kvbraid.transfer.offload import Drop, OffloadCounts
+    from kvbraid.transfer.record_store import RecordStore
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 PROMPT: Final = tokens(1, 130)
@@ -76,18 +91,52 @@ def test_totals_of_ranks_are_added_up_and_told_once() -> None:
     assert shown(engine)["kvbraid_tier_slots", "ready"] == 16
 
 
+def test_a_rank_says_what_has_changed_and_logs_its_first_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = list[str]()
+    logger = SimpleNamespace(warning=lambda text, *given: lines.append(text % given))
+    monkeypatch.setattr(worker_side, "logger", logger)
+    tier = FaultyTier()
+    store = RecordStore("disk", tier, namespace=NAMESPACE, used_bytes=USED)
+    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(rank=1))
+    side = WorkerSide(config, config, OffloadSettings(host_bytes=1))
+    told = OffloadJobs()
+
+    def said() -> dict[tuple[str, ...], int]:
+        side._next_count = 0.0
+        report = side.report(told)
+        assert side.report(told) is None, "less than a second has passed"
+        return {} if report is None else report.ranks[1].counts
+
+    with rank() as own:
+        side._worker, side._stores = own.worker, {"disk": store}
+        assert said()["slots", "ready"] == own.host.slots.num_slots
+        assert said() == {}
+        tier.before["load"] = fail(OSError("gone"))
+        for number in range(2):
+            run(store, job(number, Kind.PROMOTE, key(1)), empty())
+        errors = {
+            ("records", "disk", "promote", "io_error"): 2,
+            ("incidents", "disk", "errors"): 2,
+        }
+        assert said() == errors
+        assert lines == ["kvbraid: rank 1, disk: load: OSError: gone"]
+    assert store.close(60)
+
+
 def test_what_ranks_say_is_pickled_joined_and_counted_by_the_scheduler() -> None:
     engine = OffloadingEngine(LAYOUTS["full"], is_async=False, seed=1)
     said = [
-        OffloadReport(ranks={rank: RankNews(counts={("incidents", "disk", "late"): rank + 1})})
-        for rank in range(NUM_RANKS)
+        OffloadReport(ranks={each: RankNews(counts={("incidents", "disk", "late"): each + 1})})
+        for each in range(NUM_RANKS)
     ]
     joined = pickle.loads(pickle.dumps(said[0])).aggregate(pickle.loads(pickle.dumps(said[1])))
     execute = engine.ranks.execute
     engine.ranks = SimpleNamespace(execute=lambda told: joined)  # type: ignore[assignment]
     engine.step()
     engine.ranks = SimpleNamespace(execute=execute)  # type: ignore[assignment]
-    metrics = engine.connector._decisions._metrics  # type: ignore[attr-defined]
+    metrics = engine.connector._decisions._metrics
     before = shown("0").get(("kvbraid_tier_incidents_total", "disk", "late"), 0)
     metrics.tell(metrics._due)
     assert shown("0")["kvbraid_tier_incidents_total", "disk", "late"] - before == 3
@@ -107,8 +156,8 @@ def test_vllm_is_told_the_tier_that_tokens_come_from(name: str) -> None:
     for place in ("computed", "host", "disk"):
         engine.scheduler.reset_prefix_cache()
         if place == "disk":
-            for key in list(engine.offload.contents()["host"]):
-                engine.offload.drop(Record("host", key.to_bytes()))
+            for stored in list(engine.offload.contents()["host"]):
+                engine.offload.drop(Record("host", stored.to_bytes()))
         engine.add(PROMPT, 1)
         engine.finish()
         stats.append([each.connector_prefix_cache_stats.hits_by_source for each in made])
