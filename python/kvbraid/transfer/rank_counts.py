@@ -36,6 +36,8 @@ _NOW: Final[Mapping[str, str]] = {
 }
 """What is so now, and where `TierCounts` has it."""
 
+_STATUSES: Final = frozenset(Status)
+
 
 def rank_counts(worker: Worker, stores: Mapping[str, RecordStore]) -> RankCounts:
     """Return what a rank has counted since its start, and what is so now.
@@ -48,7 +50,7 @@ def rank_counts(worker: Worker, stores: Mapping[str, RecordStore]) -> RankCounts
         ("slots", "unpinned"): host.num_unpinned_slots,
     }
     for reason, number in worker.failures.items():
-        if reason not in set(Status):
+        if reason not in _STATUSES:
             counts["failed_items", reason] = number
     for incident, number in worker.mover.incidents.items():
         counts["incidents", DEVICE, incident] = number
@@ -64,6 +66,5 @@ def _of_tier(name: str, counts: TierCounts) -> RankCounts:
         for status, number in statuses.items()
     }
     incidents = {("incidents", name, each): getattr(counts, at) for each, at in INCIDENTS.items()}
-    return (
-        records | incidents | {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
-    )
+    now = {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
+    return records | incidents | now

@@ -33,12 +33,12 @@ def tokens_by_tier(
         size = groups[source.group].block_size
         is_state = groups[source.group].kind is SpecKind.MAMBA
         begin = 0 if is_state else max(source.position * size - start, 0)
-        end = min((source.position + 1) * size - start, num_tokens)
+        end = max(min((source.position + 1) * size - start, num_tokens), begin)
         tier = tiers.index(found.tier_of(source))
         spans.append((tier, begin, end))
     slowest = max((tier for tier, _, _ in spans), default=0)
     owners = bytearray([slowest]) * num_tokens
     for tier, begin, end in sorted(spans):  # The slowest is written last.
-        owners[begin:end] = bytes([tier]) * max(end - begin, 0)
+        owners[begin:end] = bytes([tier]) * (end - begin)
     counts = {name: owners.count(tier) for tier, name in enumerate(tiers)}
     return {name: count for name, count in counts.items() if count}
