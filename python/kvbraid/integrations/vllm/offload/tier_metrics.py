@@ -38,7 +38,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 """The same of what is so now."""
 
-_Sample = tuple[tuple[str, ...], float]
+_Reading = tuple[tuple[str, ...], float]
 
 
 class TierMetrics:
@@ -70,7 +70,7 @@ class TierMetrics:
                 metric.inc(number - self._told.get(key, 0))
                 self._told[key] = number
 
-    def _decided(self) -> Iterator[_Sample]:
+    def _decided(self) -> Iterator[_Reading]:
         """Yield what the scheduler's side has counted."""
         counts = self._offload.counts
         for (kind, tier), num_bytes in counts.num_bytes.items():
@@ -88,7 +88,7 @@ class TierMetrics:
         for tier, blocks in self._offload.num_blocks().items():
             yield ("blocks", tier), blocks
 
-    def _of_ranks(self) -> Iterator[_Sample]:
+    def _of_ranks(self) -> Iterator[_Reading]:
         """Yield the sums of what ranks have counted."""
         total = Counter[tuple[str, ...]]()
         for counts in self._ranks.values():
