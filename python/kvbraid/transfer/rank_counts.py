@@ -60,11 +60,11 @@ def rank_counts(worker: Worker, stores: Mapping[str, RecordStore]) -> RankCounts
 
 
 def _of_tier(name: str, counts: TierCounts) -> RankCounts:
-    records = {
+    found: RankCounts = {
         ("records", name, str(kind), str(status)): number
         for kind, statuses in counts.blocks.items()
         for status, number in statuses.items()
     }
-    incidents = {("incidents", name, each): getattr(counts, at) for each, at in INCIDENTS.items()}
-    now = {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
-    return records | incidents | now
+    found |= {("incidents", name, each): getattr(counts, at) for each, at in INCIDENTS.items()}
+    found |= {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
+    return found
