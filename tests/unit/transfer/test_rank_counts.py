@@ -46,6 +46,8 @@ def test_every_end_of_a_record_is_counted_and_hung_calls_are_seen() -> None:
     with rank() as own:
         counts = pickle.loads(pickle.dumps(rank_counts(own.worker, {"disk": store})))
     hang.end.set()
+    while store.counts().hung_threads:  # As long as it hangs, the store cannot be closed whole.
+        store.wait(60)
     assert store.close(60)
     records = {key[2:]: number for key, number in counts.items() if key[0] == "records"}
     assert records.keys() == {
