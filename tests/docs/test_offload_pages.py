@@ -1,6 +1,7 @@
 """The counters of offloading: what the pages list, and what the code has, both ways."""
 
 import ast
+import re
 from dataclasses import fields
 from typing import Final
 
@@ -10,6 +11,7 @@ from kvbraid.transfer.rank_counts import INCIDENTS
 from tests.docs.markdown import DOCS, ROOT, codes, tables
 
 METRICS: Final = ROOT / "python/kvbraid/integrations/vllm/offload/tier_metrics.py"
+WORKER: Final = ROOT / "python/kvbraid/transfer/worker.py"
 OF_CALIBRATION: Final = {"calibration_trials", "calibration_refused", "calibration_unwritten"}
 """Of the engine on a CUDA device, as tests/torch/test_cuda_engine.py sees it."""
 
@@ -40,6 +42,11 @@ def test_every_incident_has_its_row() -> None:
     listed = [incident for row in INCIDENT_ROWS for incident in codes(row[0])]
     counted = [*INCIDENTS, *OffloadCounts().incidents(), *OF_CALIBRATION]
     assert sorted(listed) == sorted(counted)
+
+
+def test_every_reason_of_an_item_that_failed_is_named() -> None:
+    (meaning,) = (row[2] for row in TOLD if "failed_items" in row[0])
+    assert {*codes(meaning)} == {*re.findall(r'_fail\("(\w+)"', WORKER.read_text())}
 
 
 def test_every_counter_of_the_manager_has_its_row() -> None:
