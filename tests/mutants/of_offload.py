@@ -62,6 +62,23 @@ OF_OFFLOAD: Final = (
         (f"{UNIT}/test_retracting.py::test_a_write_under_way_is_followed_by_a_drop",),
     ),
     Mutant(
+        "garbage-not-forgotten",
+        "retraction: `forget_blocks` does nothing",
+        (
+            Edit(
+                f"{ROOM}/manager.py",
+                "        blocks = {*block_ids}\n",
+                "        blocks, block_ids = set[BlockId](), ()\n",
+            ),
+        ),
+        (
+            f"{UNIT}/test_retracting.py"
+            "::test_what_was_copied_from_a_block_is_retracted_from_every_tier",
+            "tests/unit/transfer/test_tiered_loads.py"
+            "::test_nothing_is_loaded_of_what_was_computed_from_garbage",
+        ),
+    ),
+    Mutant(
         "stored-before-removed",
         "events: a slot's new block is announced before the removal of the one that was in it",
         (

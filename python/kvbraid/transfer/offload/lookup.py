@@ -6,7 +6,7 @@ or could not be read, the pool has all of it, or its deadline has passed. Only t
 and offers what is there.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -60,6 +60,7 @@ class Found:
         num_tokens: What it has once the load has ended.
         tier: The slowest tier that is read.
         sources: Where each position of the load is.
+        read_from: The tiers of the records that were read for it before, by key.
     """
 
     request: int
@@ -68,11 +69,16 @@ class Found:
     num_tokens: int
     tier: str
     sources: tuple[LoadSource, ...]
+    read_from: Mapping[BlockKey, str] = field(default_factory=dict)
 
     @property
     def num_external_tokens(self) -> int:
         """What the load brings."""
         return self.num_tokens - self.match.num_tokens
+
+    def tier_of(self, source: LoadSource) -> str:
+        """Return the tier that a source has come from, also if that was before the load."""
+        return source.tier and self.read_from.get(source.key, source.tier)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -83,25 +89,26 @@ class Found:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """The records that one request waits for, and the slots of those that have come.
+    """The records that one request waits for, the tiers and the slots of those that have come.
 
     `num_tokens` is what it can reuse with them.
     """
 
     deadline: float
     num_tokens: int = 0
-    missing: set[BlockKey] = field(default_factory=set)
+    missing: dict[BlockKey, str] = field(default_factory=dict)
+    read_from: dict[BlockKey, str] = field(default_factory=dict)
     slots: list[BlockId] = field(default_factory=list)
 
     def promoted(self, key: BlockKey, slot: BlockId) -> None:
         """Keep the slot until the next look-up."""
-        self.missing.discard(key)
+        self.read_from[key] = self.missing.pop(key)
         self.slots.append(slot)
 
     def not_promoted(self, key: BlockKey, tier: str, status: Status) -> None:
         """Go without it."""
         del tier, status
-        self.missing.discard(key)
+        self.missing.pop(key, None)
 
 
 class LookUps:
@@ -144,6 +151,7 @@ class LookUps:
             self._tiers.counts.num_deadlines += is_late
             found = self._match(request, [*refused, *self._tiers.records])
         if found:
+            found = replace(found, read_from=wait.read_from)
             self._offer(found)
         self._leave(wait)
         return found
@@ -237,7 +245,7 @@ class LookUps:
         for source in self._record_sources(found):
             key = source.key
             if key not in wait.missing:
-                wait.missing.add(key)
+                wait.missing[key] = source.tier
                 self._promotions.want(key, source.tier, source.content, wait)
         return bool(wait.missing)
 

@@ -21,6 +21,7 @@ from kvbraid.reading import POSITIVE, POSITIVE_COUNT, check
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.announcing import Content, TierEvent
+from kvbraid.transfer.offload.attributing import tokens_by_tier
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
 from kvbraid.transfer.offload.loading import LoadsUnderWay
@@ -125,6 +126,11 @@ class OffloadManager:
     def match_over(self, request: int, refused: Collection[str] = ()) -> TierMatch:
         """Return how much a request can reuse now, without asking for it: changes nothing."""
         return self._lookups.match_over(request, refused)[0]
+
+    def tokens_by_tier(self, found: Found, num_tokens: int) -> dict[str, int]:
+        """Split the first tokens of an offer by the tier that they come from; "" for the pool."""
+        tiers = ["", *(index.name for index in self._indexes)]
+        return tokens_by_tier(found, num_tokens, self._tiers.topology.groups, tiers)
 
     def begin_load(self, number: int, step: int, targets: Sequence[Target], request: int) -> None:
         """Begin the load of a request's latest offer, in this step.
