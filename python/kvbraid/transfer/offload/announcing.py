@@ -127,6 +127,11 @@ class Announcer:
         self._events.append(event)
         self._run = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was announced since the last call of `take`."""
+        return not (self._events or self._run)
+
     def take(self) -> list[TierEvent]:
         """Return the events since the last call."""
         self._end_run()

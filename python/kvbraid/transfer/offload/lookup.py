@@ -2,12 +2,12 @@
 
 Invariant: an offer's blocks and slots are pinned until its load begins or the schedule ends. A
 look-up that may wait reads records first and asks to be asked again, until each is in host memory
-or could not be read, or its deadline has passed. Only then it looks again, and offers what is
-there.
+or could not be read, the pool has all of it, or its deadline has passed. Only then it looks again,
+and offers what is there.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -60,6 +60,7 @@ class Found:
         num_tokens: What it has once the load has ended.
         tier: The slowest tier that is read.
         sources: Where each position of the load is.
+        read_from: The tiers of the records that were read for it before, by key.
     """
 
     request: int
@@ -68,11 +69,16 @@ class Found:
     num_tokens: int
     tier: str
     sources: tuple[LoadSource, ...]
+    read_from: Mapping[BlockKey, str] = field(default_factory=dict)
 
     @property
     def num_external_tokens(self) -> int:
         """What the load brings."""
         return self.num_tokens - self.match.num_tokens
+
+    def tier_of(self, source: LoadSource) -> str:
+        """Return the tier that a source has come from, also if that was before the load."""
+        return source.tier and self.read_from.get(source.key, source.tier)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -83,21 +89,26 @@ class Found:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """The records that one request waits for, and the slots of those that have come."""
+    """The records that one request waits for, the tiers and the slots of those that have come.
+
+    `num_tokens` is what it can reuse with them.
+    """
 
     deadline: float
-    missing: set[BlockKey] = field(default_factory=set)
+    num_tokens: int = 0
+    missing: dict[BlockKey, str] = field(default_factory=dict)
+    read_from: dict[BlockKey, str] = field(default_factory=dict)
     slots: list[BlockId] = field(default_factory=list)
 
     def promoted(self, key: BlockKey, slot: BlockId) -> None:
         """Keep the slot until the next look-up."""
-        self.missing.discard(key)
+        self.read_from[key] = self.missing.pop(key)
         self.slots.append(slot)
 
     def not_promoted(self, key: BlockKey, tier: str, status: Status) -> None:
         """Go without it."""
         del tier, status
-        self.missing.discard(key)
+        self.missing.pop(key, None)
 
 
 class LookUps:
@@ -123,24 +134,45 @@ class LookUps:
         if tokens:
             self._tiers.requests.know(request, tokens, extra)
         self._withdraw(request)
-        if request in self._declined:  # Its offer did not fit, perhaps for what it had pinned.
+        if request in self._declined:
             self._declined.remove(request)
-            return None
+            return self._offer_at_once(request, refused)
         wait = self._waits.get(request) or _Wait(self._deadline())
         is_late = self._tiers.clock() >= wait.deadline
-        if may_wait and wait.missing and not is_late:
-            return Again.ASK_AGAIN  # It is looked up again when they are there.
+        if may_wait and wait.missing and not is_late and not self._is_in_pool(request, wait):
+            return Again.ASK_AGAIN
         self._waits.pop(request, None)
         found = self._match(request, refused)
         if may_wait and found and not is_late and self._want(found, wait):
             self._waits[request] = wait
+            wait.num_tokens = found.num_tokens
             return Again.ASK_AGAIN
         if may_wait and found and self._record_sources(found):
             self._tiers.counts.num_deadlines += is_late
             found = self._match(request, [*refused, *self._tiers.records])
         if found:
+            found = replace(found, read_from=wait.read_from)
             self._offer(found)
         self._leave(wait)
+        return found
+
+    def _is_in_pool(self, request: int, wait: _Wait) -> bool:
+        """Whether the pool alone has by now what a request waits for."""
+        return self._tiers.cache.tiers.match_over(request, ()).num_tokens >= wait.num_tokens
+
+    def _offer_at_once(self, request: int, refused: Collection[str]) -> Found | None:
+        """Offer what host memory alone has of a load that did not fit into the pool, perhaps for
+        what it had pinned there. Who gets nothing may compute, so nobody waits for ever."""
+        found, host = self._match(request, [*refused, *self._tiers.records]), self._tiers.host
+        if found is None:
+            return None
+        sources = []
+        for source in found.sources:
+            if (slot := host.slot_of(source.key)) is None:
+                return None
+            sources.append(source._replace(tier=host.name, block_id=slot))
+        found = replace(found, sources=tuple(sources))
+        self._offer(found)
         return found
 
     def _deadline(self) -> float:
@@ -161,7 +193,7 @@ class LookUps:
     def _match(self, request: int, refused: Collection[str]) -> Found | None:
         tiers = self._tiers
         found, indexes = self.match_over(request, refused)
-        if not found.num_external_tokens:
+        if not (indexes and found.sources):  # An engine may find less than the rule in its pool.
             return None
         contents = self._contents(request, found)
         numbers, blocks = found.sources.tolist(), [*map(BlockId, found.block_ids)]
@@ -213,7 +245,7 @@ class LookUps:
         for source in self._record_sources(found):
             key = source.key
             if key not in wait.missing:
-                wait.missing.add(key)
+                wait.missing[key] = source.tier
                 self._promotions.want(key, source.tier, source.content, wait)
         return bool(wait.missing)
 
@@ -250,10 +282,11 @@ class LookUps:
 
     def end_schedule(self) -> None:
         """Withdraw the offers that no load has taken."""
-        for request, found in list(self._offers.items()):
-            self._tiers.counts.num_declined += 1
-            if any(not source.tier for source in found.sources):
-                self._declined = {request}
+        offers = list(self._offers.items())
+        self._tiers.counts.num_declined += len(offers)
+        copying = {request for request, found in offers if not all(s.tier for s in found.sources)}
+        self._declined = copying or self._declined
+        for request, _ in offers:
             self._withdraw(request)
 
     def forget(self, request: int) -> None:

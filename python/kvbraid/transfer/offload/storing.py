@@ -32,7 +32,6 @@ class _Store:
     block: BlockId
     step: int
     content: Content
-    is_tail: bool
     slot: BlockId = _NO_SLOT
     is_cancelled: bool = False
 
@@ -61,36 +60,33 @@ class Stores:
 
     # What is stored.
 
-    def take_findable(
-        self, step: int, states: Sequence[KeptState], tails: Sequence[KeptState] = ()
-    ) -> None:
-        """Hold what became findable, and what keeps states, until the step has run.
-
-        `states` are those of `CacheManager.take_work`, `tails` those of `take_state_tails`, which
-        no hash finds yet.
-        """
-        found = self._tiers.cache.tiers.take_findable()
+    def take_findable(self, step: int, states: Sequence[KeptState]) -> None:
+        """Hold what became findable, and what keeps states, until the step has run."""
+        listed = [*self._tiers.cache.tiers.take_findable(), *self._found(states)]
         sizes = [group.block_size for group in self._tiers.topology.groups]
         starts: dict[int, int] = {}
-        listed: Sequence[Findable | KeptState] = [*found, *states, *tails]
         for each in listed:
             start, request = each.num_tokens - sizes[each.group], each.request
             if start < starts.get(request, start + 1):
                 starts[request] = start
         hashes = {request: self._hashes(request, start) for request, start in starts.items()}
         had, num_before = [], len(self._stores)
-        for each in found:
+        for each in listed:
             key = BlockKey(each.block_hash, each.group)
             if not self._add(key, each, step, hashes[each.request]):
-                had.append(key)
-        for state in (*states, *tails):
-            hash_at = hashes[state.request]
-            key = BlockKey(hash_at(state.num_tokens), state.group)
-            if not self._add(key, state, step, hash_at, is_tail=state in tails):
                 had.append(key)
         self._tiers.host.touch(*had)
         added = islice(self._stores.values(), num_before, None)
         self._tiers.device.hold(*[store.block for store in added])
+
+    def _found(self, states: Sequence[KeptState]) -> Iterator[Findable]:
+        """Yield states with the hashes that find them. Some may have left since they were told."""
+        infos = self._tiers.cache.pool.describe([state.block_id for state in states])
+        for (request, group, block, num_tokens), info in zip(states, infos, strict=True):
+            if info.block_hash and (info.group, info.num_tokens) == (group, num_tokens):
+                yield Findable(group, block, info.block_hash, num_tokens, request)
+            else:
+                self._tiers.drop(self._tiers.host.name, Drop.NOT_FOUND)
 
     def _hashes(self, request: int, num_tokens: int) -> Callable[[int], bytes]:
         start = max(num_tokens // self._tiers.unit - 1, 0)
@@ -101,18 +97,16 @@ class Stores:
             hashes = []
         return lambda num_tokens: hashes[num_tokens // self._tiers.unit - 1 - start]
 
-    def _content(self, each: Findable | KeptState, hash_at: Callable[[int], bytes]) -> Content:
+    def _content(self, each: Findable, hash_at: Callable[[int], bytes]) -> Content:
         requests = self._tiers.requests
         return requests.content(each.request, each.group, each.num_tokens, hash_at)
 
     def _add(
         self,
         key: BlockKey,
-        each: Findable | KeptState,
+        each: Findable,
         step: int,
         hash_at: Callable[[int], bytes],
-        *,
-        is_tail: bool = False,
     ) -> bool:
         """Let a block wait, which the caller holds, or drop it; False if host memory has it."""
         tiers = self._tiers
@@ -126,7 +120,7 @@ class Stores:
             tiers.drop(tiers.host.name, Drop.STORES_FULL)
         else:
             content = self._content(each, hash_at)
-            self._stores[key] = _Store(key, each.block_id, step, content, is_tail)
+            self._stores[key] = _Store(key, each.block_id, step, content)
         return True
 
     def step_ended(self, step: int) -> None:
@@ -139,7 +133,7 @@ class Stores:
         for store in list(self._stores.values()):
             if store.slot or store.step > self._last_ended:
                 continue
-            if not (store.is_tail or self._is_found(store)):
+            if not self._is_found(store):
                 self._leave(store, Drop.NOT_FOUND)
             elif store.key in tiers.host:  # Read from a tier in the meantime.
                 self._leave(store)

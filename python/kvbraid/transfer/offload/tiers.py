@@ -10,6 +10,7 @@ from kvbraid.cache import CacheManager
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.recovery.decision.policy import Cooldowns
+from kvbraid.resume import hash_block_size
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.announcing import Announcer, Content, KnownRequests
@@ -58,7 +59,7 @@ class TierState:
         self.origins: Final = Origins(options.max_origins, self.counts)
         self.is_written: Callable[[BlockKey], bool] = lambda _: False
         self.requests: Final = KnownRequests(topology, options.max_known_requests)
-        self.unit: Final = topology.hash_block_size or topology.groups[0].block_size
+        self.unit: Final = hash_block_size(topology)
         self.clock: Callable[[], float] = lambda: self.num_steps
         self.num_steps = 0
         failures, rest = options.failures_before_rest, options.rest

@@ -4,10 +4,11 @@ Every block that host memory has is written to every tier that lacks it, in the 
 
 Invariant: a slot is pinned from the moment in which its block is queued until no rank reads it any
 more. A record is findable only after every rank has written it. While a record is being dropped,
-its key is neither written nor read.
+its key is neither written nor read. A block that waits for room in the queue has no pin, and is
+written if host memory still has it then. Of these there are never more than slots.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -38,8 +39,9 @@ class RecordWrites:
     def __init__(self, tiers: TierState, index: TierIndex) -> None:
         self._tiers: Final = tiers
         self._index: Final = index
-        quarter = max(1, (tiers.host.pool.num_blocks - 1) // 4)
-        self._most: Final = min(tiers.options.max_pending_writes, quarter)
+        self._num_slots: Final = tiers.host.pool.num_blocks - 1
+        self._most: Final = min(tiers.options.max_pending_writes, max(1, self._num_slots // 4))
+        self._waiting: Final[OrderedDict[BlockKey, Content]] = OrderedDict()
         self._queue: Final[deque[_Write]] = deque()
         self._writes: Final[dict[BlockKey, _Write]] = {}  # Queued, or being written.
         self._written: Final[dict[int, list[_Write]]] = {}  # By job.
@@ -51,21 +53,42 @@ class RecordWrites:
         return key in self._writes
 
     def add(self, key: BlockKey, slot: BlockId, content: Content) -> None:
-        """Queue the write of a block, unless the tier has it or takes none."""
-        tiers, name = self._tiers, self._index.name
-        if key in self._index or key in self._writes or key in self._dropping:
+        """Queue the write of a block, or let it wait, unless the tier has it or takes none."""
+        if self._is_known(key):
             return
+        if not self._waiting and len(self._writes) < self._most:
+            self._queue_write(key, slot, content)
+            return
+        self._waiting.setdefault(key, content)
+        if len(self._waiting) > self._num_slots:
+            self._waiting.popitem(last=False)
+            self._tiers.drop(self._index.name, Drop.WRITES_FULL)
+
+    def _is_known(self, key: BlockKey) -> bool:
+        return key in self._index or key in self._writes or key in self._dropping
+
+    def _queue_write(self, key: BlockKey, slot: BlockId, content: Content) -> None:
+        tiers, name = self._tiers, self._index.name
         if tiers.write_rest.is_cooling(name, tiers.clock()):
             tiers.drop(name, Drop.RESTING)
-        elif len(self._writes) >= self._most:
-            tiers.drop(name, Drop.WRITES_FULL)
         else:
             tiers.host.pins.hold(slot)
             self._writes[key] = write = _Write(key, slot, content)
             self._queue.append(write)
 
+    def _queue_waiting(self) -> None:
+        """Queue what has waited longest, as far as there is room."""
+        while self._waiting and len(self._writes) < self._most:
+            key, content = self._waiting.popitem(last=False)
+            slot = self._tiers.host.slot_of(key)
+            if slot is None:
+                self._tiers.drop(self._index.name, Drop.WRITES_FULL)
+            elif not self._is_known(key):
+                self._queue_write(key, slot, content)
+
     def take_jobs(self) -> Iterator[Job]:
         """Yield what can begin."""
+        self._queue_waiting()
         if not self._tiers.write_rest.is_cooling(self._index.name, self._tiers.clock()):
             items = [Item(key.group, _NO_BLOCK, _NO_BLOCK, key) for key in self._to_drop]
             self._to_drop.clear()
@@ -124,8 +147,7 @@ class RecordWrites:
 
     def opened(self, key: BlockKey) -> None:
         """Take in a record that the tier has without having been told to."""
-        is_known = key in self._index or key in self._writes or key in self._dropping
-        if not is_known and not self._keep(key, UNKNOWN):
+        if not self._is_known(key) and not self._keep(key, UNKNOWN):
             self.discard(key)
 
     def _keep(self, key: BlockKey, content: Content) -> bool:
@@ -152,6 +174,7 @@ class RecordWrites:
     def retract(self, key: BlockKey) -> bool:
         """Make sure that a block is never read from here; return whether it could have been."""
         is_found, write = self._index.forget(key), self._writes.pop(key, None)
+        self._waiting.pop(key, None)
         if is_found:
             self.discard(key)
         if write is not None:
@@ -160,6 +183,7 @@ class RecordWrites:
 
     def close(self) -> None:
         """Write nothing more; what is being written is pinned until it is over."""
+        self._waiting.clear()
         for key in list(self._writes):
             self._cancel(self._writes.pop(key))
 
@@ -175,7 +199,7 @@ class RecordWrites:
     @property
     def num_queued(self) -> int:
         """Writes that are in no job yet."""
-        return len(self._queue)
+        return len(self._queue) + len(self._waiting)
 
     def slots(self) -> list[BlockId]:
         """Return the host slots that are pinned for writes."""
@@ -184,6 +208,7 @@ class RecordWrites:
 
     def check_integrity(self) -> None:
         """Assert the invariant of this tier."""
+        assert len(self._waiting) <= self._num_slots, "more blocks wait than there are slots"
         assert not any(key in self._index for key in self._dropping), "a record that goes is found"
         assert not any(key in self._index for key in self._writes), "a record is written twice"
         assert {*self._to_drop} <= self._dropping, "a queued drop is not known"
