@@ -120,7 +120,7 @@ def test_what_rules_and_panels_name_is_exported(one: Shown, exported: Exported) 
     assert "kvbraid_" in one.expression
     assert list(unknown_in(one.expression, exported)) == []
     names = [name for name, _ in _SELECTOR.findall(one.expression)]
-    has = set().union(*(labels_of(name, exported) for name in names)) - {"value"}
+    has = set().union(*(labels_of(name, exported) for name in names))
     assert set(_SHOWN_LABEL.findall(one.text)) - has == set()
 
 
