@@ -5,6 +5,7 @@ keeps its content; its key may be forgotten in the meantime. The null block is n
 """
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kvbraid.cache import CacheConfig, CacheManager
@@ -29,9 +30,11 @@ class Pins:
         for block in blocks:
             counts[block] = counts.get(block, 0) + 1
 
-    def adopt(self, block: BlockId) -> None:
-        """Take over the reference of `pool.take`."""
-        self._counts[block] = self._counts.get(block, 0) + 1
+    def take(self, count: int) -> list[BlockId]:
+        """Take those that would be handed out next, as many as there are."""
+        blocks = self._pool.take(min(count, self._pool.num_free))
+        self._counts.update(dict.fromkeys(blocks, 1))
+        return blocks
 
     def free(self, *blocks: BlockId) -> None:
         """Drop one reference to each block; the one given first is handed out first."""
@@ -86,16 +89,13 @@ class TierIndex:
         """Return the slot that holds a block; None if none does."""
         return self._slots.get(key)
 
-    def take(self) -> Taken | None:
-        """Take the slot that was used least recently; None if all are pinned."""
-        if not self.pool.num_free:
-            return None
-        (slot,) = self.pool.take(1)
-        self.pins.adopt(slot)
-        evicted = self.keys.pop(slot, None)
-        if evicted is not None:
-            del self._slots[evicted]
-        return Taken(slot, evicted)
+    def take(self, count: int) -> list[Taken]:
+        """Take the slots that were used least recently, fewer if the others are pinned."""
+        taken = [Taken(slot, self.keys.pop(slot, None)) for slot in self.pins.take(count)]
+        for _, evicted in taken:
+            if evicted is not None:
+                del self._slots[evicted]
+        return taken
 
     def add(self, slot: BlockId, key: BlockKey, num_tokens: int) -> None:
         """Make a block findable in a slot that is pinned."""
@@ -104,11 +104,18 @@ class TierIndex:
         self.pool.register(slot, key.group, key.block_hash, num_tokens)
         self.keys[slot], self._slots[key] = key, slot
 
-    def touch(self, *keys: BlockKey) -> None:
+    def lacks(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Return those that the tier does not have."""
+        return [key for key in keys if key not in self._slots]
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used now, the last one last."""
-        slots = [slot for key in keys if (slot := self.slot_of(key)) is not None]
-        self.pins.hold(*slots)
-        self.pins.free(*slots)
+        self._requeue([self._slots[key] for key in keys if key in self._slots])
+
+    def _requeue(self, slots: Sequence[BlockId]) -> None:
+        """Let slots be taken last, in this order; first those that are empty."""
+        self.pool.hold(slots)
+        self.pool.free(slots)
 
     def forget(self, key: BlockKey) -> bool:
         """Make sure that a block is not found any more; return whether it was."""
@@ -116,6 +123,7 @@ class TierIndex:
         if slot is None:
             return False
         self.pool.forget([slot])
+        self._requeue([slot])
         del self.keys[slot]
         return True
 

@@ -23,6 +23,10 @@ from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
 
 
+_IN_HOST: Final = 1
+"""The number of host memory among the sources of a `TierMatch`; tiers of records come after it."""
+
+
 class Again(Enum):
     """What a look-up answers while records are being read."""
 
@@ -131,15 +135,14 @@ class LookUps:
         if may_wait and wait.missing and not is_late:
             return Again.ASK_AGAIN  # It is looked up again when they are there.
         self._waits.pop(request, None)
-        found = self._match(request, refused)
-        if may_wait and found and not is_late and self._want(found, wait):
+        match, indexes = self.match_over(request, refused)
+        if may_wait and not is_late and self._want(request, match, indexes, wait):
             self._waits[request] = wait
             return Again.ASK_AGAIN
-        if may_wait and found and self._record_sources(found):
+        if may_wait and max(match.sources, default=0) > _IN_HOST:
             self._tiers.counts.num_deadlines += is_late
-            found = self._match(request, [*refused, *self._tiers.records])
-        if found:
-            self._offer(found)
+            match, indexes = self.match_over(request, [*refused, *self._tiers.records])
+        found = self._offer(request, match, indexes) if match.num_external_tokens else None
         self._leave(wait)
         return found
 
@@ -158,40 +161,28 @@ class LookUps:
         pools = [index.pool for index in indexes]
         return tiers.cache.tiers.match_over(request, pools), indexes
 
-    def _match(self, request: int, refused: Collection[str]) -> Found | None:
-        tiers = self._tiers
-        found, indexes = self.match_over(request, refused)
-        if not found.num_external_tokens:
-            return None
+    def _sources(
+        self, request: int, found: TierMatch, indexes: Sequence[TierIndex], *, nearest: int
+    ) -> list[LoadSource]:
+        """Return where the positions of a load are that `nearest` or tiers below it have."""
         contents = self._contents(request, found)
-        numbers, blocks = found.sources.tolist(), [*map(BlockId, found.block_ids)]
-        held = [block for number, block in zip(numbers, blocks, strict=True) if not number]
-        infos = iter(tiers.cache.pool.describe(held))
-        names, keys = (
-            ["", *(each.name for each in indexes)],
-            [{}, *(each.keys for each in indexes)],
-        )
+        fills = zip(found.groups, found.positions, found.sources, found.block_ids, strict=True)
+        far = [(*fill[:3], BlockId(fill[3])) for fill in fills if fill[2] >= nearest]
+        held = [block for _, _, number, block in far if not number]
+        infos = iter(self._tiers.cache.pool.describe(held))
+        names = ["", *(each.name for each in indexes)]
+        keys = [{}, *(each.keys for each in indexes)]
         sources = []
-        for group, position, number, block in zip(
-            found.groups, found.positions, numbers, blocks, strict=True
-        ):
+        for group, position, number, block in far:
             key = keys[number][block] if number else BlockKey(next(infos).block_hash or b"", group)
-            content = contents(group, position, key) if number > 1 else UNKNOWN
+            content = contents(group, position, key) if number > _IN_HOST else UNKNOWN
             sources.append(LoadSource(group, position, names[number], block, key, content))
-        slowest = max(numbers)
-        return Found(
-            request=request,
-            match=found.match,
-            num_pool_tokens=found.num_pool_tokens,
-            num_tokens=found.num_tokens,
-            tier=indexes[max(slowest, 1) - 1].name,
-            sources=tuple(sources),
-        )
+        return sources
 
     def _contents(self, request: int, found: TierMatch) -> Callable[[int, int, BlockKey], Content]:
         """What events say of records that are read for a request."""
         tiers = self._tiers
-        is_near = max(found.sources, default=0) < 2
+        is_near = max(found.sources, default=0) <= _IN_HOST
         hashes = [] if is_near else tiers.cache.tiers.block_hashes(request)
 
         def content(group: int, position: int, key: BlockKey) -> Content:
@@ -205,12 +196,11 @@ class LookUps:
 
         return content
 
-    def _record_sources(self, found: Found) -> list[LoadSource]:
-        return [source for source in found.sources if source.tier in self._tiers.records]
-
-    def _want(self, found: Found, wait: _Wait) -> bool:
+    def _want(
+        self, request: int, match: TierMatch, indexes: Sequence[TierIndex], wait: _Wait
+    ) -> bool:
         """Have the records read that an offer needs; return whether any is still to come."""
-        for source in self._record_sources(found):
+        for source in self._sources(request, match, indexes, nearest=_IN_HOST + 1):
             key = source.key
             if key not in wait.missing:
                 wait.missing.add(key)
@@ -224,10 +214,20 @@ class LookUps:
 
     # Offers.
 
-    def _offer(self, found: Found) -> None:
-        self._offers[found.request] = found
+    def _offer(self, request: int, match: TierMatch, indexes: Sequence[TierIndex]) -> Found:
+        """Pin what a request can load."""
+        found = Found(
+            request=request,
+            match=match.match,
+            num_pool_tokens=match.num_pool_tokens,
+            num_tokens=match.num_tokens,
+            tier=indexes[max(*match.sources, _IN_HOST) - _IN_HOST].name,
+            sources=tuple(self._sources(request, match, indexes, nearest=0)),
+        )
+        self._offers[request] = found
         for tier, blocks in _by_tier(found.sources).items():
             self._pins(tier).hold(*blocks)
+        return found
 
     def _pins(self, tier: str) -> Pins:
         if not tier:
