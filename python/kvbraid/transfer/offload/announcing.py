@@ -8,7 +8,8 @@ where it stands. Blocks that follow each other in one tier and group are one eve
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from kvbraid.events.model import BlockRemoved, BlockStored
@@ -98,7 +99,7 @@ class Announcer:
 
     def stored(self, index: TierIndex, blocks: Iterable[TierBlock]) -> None:
         """Announce copies that can be read from now on."""
-        removals = index.take_removals()
+        removals = _removals(index)
         if removals or index is not self._run_of:
             self._end_run()
             self._run_of = index
@@ -144,9 +145,22 @@ class Announcer:
         """Return the events since the last call."""
         self._end_run()
         for index in self._indexes:
-            self._events += index.take_removals()
+            self._events += _removals(index)
         events, self._events = self._events, []
         return events
+
+
+def _removals(index: TierIndex) -> list[BlockRemoved]:
+    """Return the events of what a tier has lost: one for blocks of a group in a row."""
+    runs = groupby(index.take_removed(), key=attrgetter("group"))
+    return [
+        BlockRemoved(
+            block_hashes=tuple(_short(key.block_hash) for key in keys),
+            medium=index.medium,
+            group_idx=group,
+        )
+        for group, keys in runs
+    ]
 
 
 def _extra_keys(block: TierBlock) -> tuple[str, ...] | None:

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from kvbraid.cache import CacheConfig, CacheManager
 from kvbraid.cache.pool import BlockPool
-from kvbraid.events.model import BlockRemoved
 from kvbraid.ids import BlockId
 from kvbraid.spec import Topology
 from kvbraid.transfer.keys import BlockKey
@@ -70,12 +69,13 @@ class TierIndex:
         self.name: Final = name
         self.medium: Final = medium
         self._cache: Final = CacheManager(
-            CacheConfig(topology=topology, num_blocks=num_slots + 1, medium=medium, events=True)
+            CacheConfig(topology=topology, num_blocks=num_slots + 1)
         )
         self.pool: Final = self._cache.pool
         self.pins: Final = Pins(self.pool)
         self.keys: Final[dict[BlockId, BlockKey]] = {}
         self._slots: Final[dict[BlockKey, BlockId]] = {}
+        self._removed: list[BlockKey] = []
 
     def __contains__(self, key: BlockKey) -> bool:
         """Whether the tier has a block."""
@@ -92,9 +92,10 @@ class TierIndex:
     def take(self, count: int) -> list[Taken]:
         """Take the slots that were used least recently, fewer if the others are pinned."""
         taken = [Taken(slot, self.keys.pop(slot, None)) for slot in self.pins.take(count)]
-        for _, evicted in taken:
-            if evicted is not None:
-                del self._slots[evicted]
+        evicted = [key for _, key in taken if key is not None]
+        for key in evicted:
+            del self._slots[key]
+        self._removed += evicted
         return taken
 
     def add(self, slot: BlockId, key: BlockKey, num_tokens: int) -> None:
@@ -125,14 +126,13 @@ class TierIndex:
         self.pool.forget([slot])
         self._requeue([slot])
         del self.keys[slot]
+        self._removed.append(key)
         return True
 
-    def take_removals(self) -> list[BlockRemoved]:
-        """Return the events of what is no longer found, since the last call."""
-        events = self._cache.take_events()
-        if not events:  # Decoding takes longer than asking.
-            return []
-        return [event for event in events.structs() if isinstance(event, BlockRemoved)]
+    def take_removed(self) -> list[BlockKey]:
+        """Return what is no longer found, since the last call, in order."""
+        removed, self._removed = self._removed, []
+        return removed
 
     def check_integrity(self) -> None:
         """Panic unless the pool, the keys and the pins agree."""

@@ -92,9 +92,12 @@ class TierState:
 
     def forget_origin(self, key: BlockKey) -> None:
         """Forget where a block came from if no tier has it, or will."""
-        others = (self.host, *self.records.values())
-        if not any(key in other for other in others) and not self.is_written(key):
-            self.origins.forget(key)
+        if key in self.host or self.is_written(key):
+            return
+        for index in self.records.values():
+            if key in index:
+                return
+        self.origins.forget(key)
 
     def announce(self, index: TierIndex, blocks: Sequence[TierBlock]) -> None:
         """Make blocks findable in a tier, and say so."""
