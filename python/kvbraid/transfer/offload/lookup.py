@@ -166,14 +166,16 @@ class LookUps:
     ) -> list[LoadSource]:
         """Return where the positions of a load are that `nearest` or tiers below it have."""
         contents = self._contents(request, found)
-        fills = zip(found.groups, found.positions, found.sources, found.block_ids, strict=True)
-        far = [(*fill[:3], BlockId(fill[3])) for fill in fills if fill[2] >= nearest]
-        held = [block for _, _, number, block in far if not number]
+        columns = (found.groups, found.positions, found.sources, found.block_ids)
+        fills = zip(*[column.tolist() for column in columns], strict=True)
+        far = [fill for fill in fills if fill[2] >= nearest]
+        held = [BlockId(block) for _, _, number, block in far if not number]
         infos = iter(self._tiers.cache.pool.describe(held))
         names = ["", *(each.name for each in indexes)]
         keys = [{}, *(each.keys for each in indexes)]
         sources = []
-        for group, position, number, block in far:
+        for group, position, number, slot in far:
+            block = BlockId(slot)
             key = keys[number][block] if number else BlockKey(next(infos).block_hash or b"", group)
             content = contents(group, position, key) if number > _IN_HOST else UNKNOWN
             sources.append(LoadSource(group, position, names[number], block, key, content))
