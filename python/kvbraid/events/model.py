@@ -7,7 +7,7 @@ bits, whatever the wire's spelling. Nothing here knows bytes or what an event do
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 
 from kvbraid.errors import InvalidValueError
 
@@ -130,7 +130,7 @@ class EventBatch:
 def _check_tokens(name: str, tokens: tuple[TokenId, ...]) -> None:
     """Refuse integers outside 64 bits, and empty texts."""
     with suppress(TypeError, OverflowError, ValueError):
-        array("Q", tokens)  # There may be thousands: much faster than to look at each.
+        array("Q", cast("tuple[int, ...]", tokens))  # There may be thousands: much faster than to look at each.
         return
     if "" in tokens:
         raise InvalidValueError(f"{name} holds an empty text; a token is a number or a name")

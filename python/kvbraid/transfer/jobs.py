@@ -31,8 +31,6 @@ class Kind(StrEnum):
     PROMOTE = "promote"
     DROP = "drop"
 
-    __hash__ = str.__hash__  # That of an enum is a function in Python: it slows every table down.
-
 
 class Item(NamedTuple):
     """One block of a job.

@@ -14,5 +14,3 @@ class Status(StrEnum):
     TIMEOUT = "timeout"  # The deadline passed; the call may still run.
     IO_ERROR = "io_error"  # The tier could not be read or written.
     FULL = "full"  # There is no room.
-
-    __hash__ = str.__hash__  # As `Kind` does.

@@ -68,9 +68,7 @@ class TierIndex:
     def __init__(self, topology: Topology, name: str, medium: str, num_slots: int) -> None:
         self.name: Final = name
         self.medium: Final = medium
-        self._cache: Final = CacheManager(
-            CacheConfig(topology=topology, num_blocks=num_slots + 1)
-        )
+        self._cache: Final = CacheManager(CacheConfig(topology=topology, num_blocks=num_slots + 1))
         self.pool: Final = self._cache.pool
         self.pins: Final = Pins(self.pool)
         self.keys: Final[dict[BlockId, BlockKey]] = {}

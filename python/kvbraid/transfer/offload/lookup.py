@@ -22,7 +22,6 @@ from kvbraid.transfer.offload.promoting import Promotions
 from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
 
-
 _IN_HOST: Final = 1
 """The number of host memory among the sources of a `TierMatch`; tiers of records come after it."""
 

@@ -296,7 +296,7 @@ class OffloadManager:
             writes.add(blocks)
 
     def _is_written(self, key: BlockKey) -> bool:
-        return any([writes.is_writing(key) for writes in self._writes.values()])
+        return any(writes.is_writing(key) for writes in self._writes.values())
 
     # The end, and views.
 

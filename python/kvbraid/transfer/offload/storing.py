@@ -46,9 +46,7 @@ class Stores:
     `on_stored` is told of blocks that became findable, and that host memory has.
     """
 
-    def __init__(
-        self, tiers: TierState, on_stored: Callable[[Sequence[TierBlock]], None]
-    ) -> None:
+    def __init__(self, tiers: TierState, on_stored: Callable[[Sequence[TierBlock]], None]) -> None:
         self._tiers: Final = tiers
         self._on_stored: Final = on_stored
         half = max(1, tiers.cache.config.num_blocks // 2)
