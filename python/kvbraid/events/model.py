@@ -130,7 +130,8 @@ class EventBatch:
 def _check_tokens(name: str, tokens: tuple[TokenId, ...]) -> None:
     """Refuse integers outside 64 bits, and empty texts."""
     with suppress(TypeError, OverflowError, ValueError):
-        array("Q", cast("tuple[int, ...]", tokens))  # There may be thousands: much faster than to look at each.
+        # There may be thousands: much faster than to look at each.
+        array("Q", cast("tuple[int, ...]", tokens))
         return
     if "" in tokens:
         raise InvalidValueError(f"{name} holds an empty text; a token is a number or a name")
