@@ -84,9 +84,14 @@ OF_OFFLOAD: Final = (
         (
             Edit(
                 f"{ROOM}/announcing.py",
-                "        self._events += removals\n        self._run.append((key, content))",
-                "        self._run.append((key, content))\n        self._end_run()\n"
-                "        self._events += removals",
+                "            self._events += removals\n        for block in blocks:\n",
+                "        for block in blocks:\n",
+            ),
+            Edit(
+                f"{ROOM}/announcing.py",
+                "            self._run.append(block)\n",
+                "            self._run.append(block)\n        self._end_run()\n"
+                "        self._events += removals\n",
             ),
         ),
         (f"{UNIT}/test_storing.py::test_a_full_host_loses_what_was_used_longest_ago",),

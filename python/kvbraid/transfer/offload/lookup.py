@@ -22,6 +22,9 @@ from kvbraid.transfer.offload.promoting import Promotions
 from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
 
+_IN_HOST: Final = 1
+"""The number of host memory among the sources of a `TierMatch`; tiers of records come after it."""
+
 
 class Again(Enum):
     """What a look-up answers while records are being read."""
@@ -142,14 +145,16 @@ class LookUps:
         if may_wait and wait.missing and not is_late and not self._is_in_pool(request, wait):
             return Again.ASK_AGAIN
         self._waits.pop(request, None)
-        found = self._match(request, refused)
-        if may_wait and found and not is_late and self._want(found, wait):
+        match, indexes = self.match_over(request, refused)
+        reads = may_wait and max(match.sources, default=0) > _IN_HOST
+        if reads and not is_late and self._want(request, match, indexes, wait):
             self._waits[request] = wait
-            wait.num_tokens = found.num_tokens
+            wait.num_tokens = match.num_tokens
             return Again.ASK_AGAIN
-        if may_wait and found and self._record_sources(found):
+        if reads:
             self._tiers.counts.num_deadlines += is_late
-            found = self._match(request, [*refused, *self._tiers.records])
+            match, indexes = self.match_over(request, [*refused, *self._tiers.records])
+        found = self._found(request, match, indexes)
         if found:
             found = replace(found, read_from=wait.read_from)
             self._offer(found)
@@ -163,7 +168,8 @@ class LookUps:
     def _offer_at_once(self, request: int, refused: Collection[str]) -> Found | None:
         """Offer what host memory alone has of a load that did not fit into the pool, perhaps for
         what it had pinned there. Who gets nothing may compute, so nobody waits for ever."""
-        found, host = self._match(request, [*refused, *self._tiers.records]), self._tiers.host
+        host = self._tiers.host
+        found = self._found(request, *self.match_over(request, [*refused, *self._tiers.records]))
         if found is None:
             return None
         sources = []
@@ -190,40 +196,43 @@ class LookUps:
         pools = [index.pool for index in indexes]
         return tiers.cache.tiers.match_over(request, pools), indexes
 
-    def _match(self, request: int, refused: Collection[str]) -> Found | None:
-        tiers = self._tiers
-        found, indexes = self.match_over(request, refused)
-        if not (indexes and found.sources):  # An engine may find less than the rule in its pool.
+    def _found(self, request: int, match: TierMatch, indexes: Sequence[TierIndex]) -> Found | None:
+        """Return what a request can load; None for nothing."""
+        if not (indexes and match.sources):  # An engine may find less than the rule in its pool.
             return None
-        contents = self._contents(request, found)
-        numbers, blocks = found.sources.tolist(), [*map(BlockId, found.block_ids)]
-        held = [block for number, block in zip(numbers, blocks, strict=True) if not number]
-        infos = iter(tiers.cache.pool.describe(held))
-        names, keys = (
-            ["", *(each.name for each in indexes)],
-            [{}, *(each.keys for each in indexes)],
-        )
-        sources = []
-        for group, position, number, block in zip(
-            found.groups, found.positions, numbers, blocks, strict=True
-        ):
-            key = keys[number][block] if number else BlockKey(next(infos).block_hash or b"", group)
-            content = contents(group, position, key) if number > 1 else UNKNOWN
-            sources.append(LoadSource(group, position, names[number], block, key, content))
-        slowest = max(numbers)
         return Found(
             request=request,
-            match=found.match,
-            num_pool_tokens=found.num_pool_tokens,
-            num_tokens=found.num_tokens,
-            tier=indexes[max(slowest, 1) - 1].name,
-            sources=tuple(sources),
+            match=match.match,
+            num_pool_tokens=match.num_pool_tokens,
+            num_tokens=match.num_tokens,
+            tier=indexes[max(*match.sources, _IN_HOST) - _IN_HOST].name,
+            sources=tuple(self._sources(request, match, indexes, nearest=0)),
         )
+
+    def _sources(
+        self, request: int, found: TierMatch, indexes: Sequence[TierIndex], *, nearest: int
+    ) -> list[LoadSource]:
+        """Return where the positions of a load are that `nearest` or tiers below it have."""
+        contents = self._contents(request, found)
+        columns = (found.groups, found.positions, found.sources, found.block_ids)
+        fills = zip(*[column.tolist() for column in columns], strict=True)
+        far = [fill for fill in fills if fill[2] >= nearest]
+        held = [BlockId(block) for _, _, number, block in far if not number]
+        infos = iter(self._tiers.cache.pool.describe(held))
+        names = ["", *(each.name for each in indexes)]
+        keys = [{}, *(each.keys for each in indexes)]
+        sources = []
+        for group, position, number, slot in far:
+            block = BlockId(slot)
+            key = keys[number][block] if number else BlockKey(next(infos).block_hash or b"", group)
+            content = contents(group, position, key) if number > _IN_HOST else UNKNOWN
+            sources.append(LoadSource(group, position, names[number], block, key, content))
+        return sources
 
     def _contents(self, request: int, found: TierMatch) -> Callable[[int, int, BlockKey], Content]:
         """What events say of records that are read for a request."""
         tiers = self._tiers
-        is_near = max(found.sources, default=0) < 2
+        is_near = max(found.sources, default=0) <= _IN_HOST
         hashes = [] if is_near else tiers.cache.tiers.block_hashes(request)
 
         def content(group: int, position: int, key: BlockKey) -> Content:
@@ -237,12 +246,11 @@ class LookUps:
 
         return content
 
-    def _record_sources(self, found: Found) -> list[LoadSource]:
-        return [source for source in found.sources if source.tier in self._tiers.records]
-
-    def _want(self, found: Found, wait: _Wait) -> bool:
+    def _want(
+        self, request: int, match: TierMatch, indexes: Sequence[TierIndex], wait: _Wait
+    ) -> bool:
         """Have the records read that an offer needs; return whether any is still to come."""
-        for source in self._record_sources(found):
+        for source in self._sources(request, match, indexes, nearest=_IN_HOST + 1):
             key = source.key
             if key not in wait.missing:
                 wait.missing[key] = source.tier
@@ -257,6 +265,7 @@ class LookUps:
     # Offers.
 
     def _offer(self, found: Found) -> None:
+        """Pin what a request can load."""
         self._offers[found.request] = found
         for tier, blocks in _by_tier(found.sources).items():
             self._pins(tier).hold(*blocks)

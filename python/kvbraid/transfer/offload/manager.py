@@ -20,7 +20,7 @@ from kvbraid.loads import LoadReport, Record, Target
 from kvbraid.reading import POSITIVE, POSITIVE_COUNT, check
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import Content, TierEvent
+from kvbraid.transfer.offload.announcing import TierBlock, TierEvent
 from kvbraid.transfer.offload.attributing import tokens_by_tier
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
@@ -300,9 +300,9 @@ class OffloadManager:
 
     # What was stored goes on to the tiers below.
 
-    def _write_through(self, key: BlockKey, slot: BlockId, content: Content) -> None:
+    def _write_through(self, blocks: Sequence[TierBlock]) -> None:
         for writes in self._writes.values():
-            writes.add(key, slot, content)
+            writes.add(blocks)
 
     def _is_written(self, key: BlockKey) -> bool:
         return any(writes.is_writing(key) for writes in self._writes.values())

@@ -45,7 +45,7 @@ class OffloadOptions:
     max_pending_stores: int = 1_024
     max_pending_writes: int = 256
     max_promotions: int = 256
-    max_job_items: int = 64
+    max_job_items: int = 256
     promote_deadline: float = 100
     load_deadline: float = 1_000
     failures_before_rest: int = 3

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvbraid.events.model import BlockStored
+from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import ExtraKeys, Lora, MediaItem
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 from kvbraid.transfer.keys import BlockKey
@@ -122,3 +122,22 @@ def test_events_replayed_give_what_tiers_have() -> None:
                 counts[event.medium, block_hash] += 1 if isinstance(event, BlockStored) else -1
     held = sum(engine.manager.num_blocks().values())
     assert (sum(counts.values()), min(counts.values())) == (held, 0)
+
+
+def test_removals_of_a_group_in_a_row_are_one_event() -> None:
+    engine = Engine(host_slots=4)
+    engine.compute(PROMPT)
+    short = {
+        group: [
+            int.from_bytes(key.block_hash[-8:], "big")
+            for key in engine.manager.contents()["host"]
+            if key.group == group
+        ][::-1]  # What ends the longest prefix goes first.
+        for group in (0, 1)
+    }
+    engine.manager.take_events()
+    engine.evict()
+    engine.compute(range(20, 30))
+    removed = [e for e in engine.manager.take_events() if isinstance(e, BlockRemoved)]
+    assert [event.medium for event in removed] == ["CPU", "CPU"]
+    assert {event.group_idx: [*event.block_hashes] for event in removed} == short
