@@ -129,3 +129,18 @@ def test_what_is_in_doubt_stays_so_when_its_blocks_turn_out_to_be_parts_of_large
     (row,) = index.score(Request(model=MODEL, token_ids=PROMPT.prompt)).rows
     with_cpu = row.tiers["gpu+cpu"]
     assert (with_cpu.lower, with_cpu.upper) == (0, 96)
+
+
+def test_copies_told_by_hash_alone_are_in_doubt_when_blocks_turn_out_larger() -> None:
+    """They may be of whole blocks, though what the group was told to hold was parts of blocks."""
+    index = an_index()
+    tell(index, PROMPT.stored(replace(LARGE, block=32), range(1)))
+    placeholders = {"token_ids": (), "block_size": 0, "medium": "CPU"}
+    tell(index, PROMPT.stored(LARGE, range(3), **placeholders))
+    tell(index, PROMPT.stored(LARGE), *PROMPT.removed(LARGE, range(4)))
+    assert answer(index, PROMPT.prompt) == exactly(0)
+    assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == (0, 192)
+    tell(index, *PROMPT.removed(LARGE, range(1), medium="CPU"))
+    assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == exactly(0)
+    (pod,) = index.pods()
+    assert pod.refused == {}

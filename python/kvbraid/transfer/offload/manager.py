@@ -106,6 +106,7 @@ class OffloadManager:
         extra: ExtraKeys = NO_EXTRA_KEYS,
         refused: Collection[str] = (),
         may_wait: bool = True,
+        whole_blocks: bool = False,
     ) -> Found | Again | None:
         """Return what a request that the cache knows can load; None for nothing.
 
@@ -120,8 +121,11 @@ class OffloadManager:
             extra: What keeps its blocks apart from those of others.
             refused: Tiers that must not be read.
             may_wait: Whether the caller can ask again.
+            whole_blocks: Whether a load must not end inside a block of a group.
         """
-        return self._lookups.lookup(request, tokens, extra, refused, may_wait=may_wait)
+        return self._lookups.lookup(
+            request, tokens, extra, refused, may_wait=may_wait, whole_blocks=whole_blocks
+        )
 
     def match_over(self, request: int, refused: Collection[str] = ()) -> TierMatch:
         """Return how much a request can reuse now, without asking for it: changes nothing."""

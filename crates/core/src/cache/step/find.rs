@@ -75,6 +75,8 @@ pub(in crate::cache) struct Finder {
     topology: Topology,
     /// The same without an engine's departures from the rule.
     pure: Topology,
+    /// The pure rule without hits inside blocks.
+    whole_blocks: Topology,
     /// The groups that an engine looks up first: the first full group, or else the first group,
     /// with its equals.
     lead: Topology,
@@ -142,15 +144,20 @@ impl Finder {
         let unit = topology.hash_block_size;
         let is_dense = |&g: &usize| specs[g].kind.is_full() && specs[g].block_size == unit;
         let blocks = specs.iter().map(|spec| spec.block_size.div_ceil(unit));
+        let pure = Topology {
+            dialect: EngineDialect::PURE,
+            ..topology.clone()
+        };
         Self {
             stops: !lead_groups.is_empty() && lead_groups.iter().all(is_dense),
             margin: blocks.max().unwrap_or(0) as usize,
             unit,
             follows_search: rule::is_search_visible(&topology),
-            pure: Topology {
-                dialect: EngineDialect::PURE,
-                ..topology.clone()
+            whole_blocks: Topology {
+                partial_hits: false,
+                ..pure.clone()
             },
+            pure,
             topology,
             lead,
             lead_groups,
@@ -255,12 +262,14 @@ impl Finder {
     }
 
     /// The boundary at which a request could resume by the rule, before replay, if one pool held
-    /// what all of these hold; and the entries of its hashes in each. Only buffers are changed.
+    /// what all of these hold, perhaps only where it ends inside no block; and the entries of its
+    /// hashes in each. Only buffers are changed.
     pub(super) fn find_over(
         &mut self,
         request: &Request,
         groups: &[Group],
         pools: &[&Pool],
+        whole_blocks: bool,
     ) -> (u32, FoundEntries) {
         if !groups.iter().any(|group| group.cacheable) {
             return (0, FoundEntries::default());
@@ -272,7 +281,12 @@ impl Finder {
             whole: &whole,
             partial: &partial,
         };
-        let ends = rule::resume(&self.pure, &held, query(request), &mut self.scratch);
+        let topology = if whole_blocks {
+            &self.whole_blocks
+        } else {
+            &self.pure
+        };
+        let ends = rule::resume(topology, &held, query(request), &mut self.scratch);
         (ends[0], found)
     }
 

@@ -300,7 +300,11 @@ impl Rank {
             doubted: key.doubted,
             word: self.column.word,
         });
-        self.slots.channels.add(Channel { key, plane })
+        self.slots.channels.add(Channel {
+            key,
+            plane,
+            has_placeholders: false,
+        })
     }
 
     /// Forgets where a hash without copies stands, if it stands anywhere.

@@ -33,6 +33,8 @@ pub(crate) struct Channel {
     pub key: ChannelKey,
     /// The plane that has its presence bits.
     pub plane: PlaneId,
+    /// Whether it counts, or once counted, copies of whose size nothing was told.
+    pub has_placeholders: bool,
 }
 
 /// The number of channels of one rank that events may make: groups times tiers times owners, with
@@ -61,6 +63,21 @@ impl Channels {
             return self.iter().find(|(_, c)| c.key == key).map(|(id, _)| id);
         }
         self.by_key.get(&key).copied()
+    }
+
+    /// Notes that a channel counts a copy of whose size nothing was told.
+    pub(crate) fn note_placeholder(&mut self, channel: ChannelId) {
+        self.all[channel.0 as usize].has_placeholders = true;
+    }
+
+    /// Whether some of a key's copies, certain or in doubt, may be placeholders.
+    #[must_use]
+    pub(crate) fn has_placeholders(&self, key: ChannelKey) -> bool {
+        let certain = self.find(ChannelKey {
+            doubted: false,
+            ..key
+        });
+        certain.is_some_and(|channel| self.get(channel).has_placeholders)
     }
 
     /// Whether there are as many channels as events may make.
