@@ -135,8 +135,7 @@ def test_copies_told_by_hash_alone_are_in_doubt_when_blocks_turn_out_larger() ->
     """They may be of whole blocks, though what the group was told to hold was parts of blocks."""
     index = an_index()
     tell(index, PROMPT.stored(replace(LARGE, block=32), range(1)))
-    placeholders = {"token_ids": (), "block_size": 0, "medium": "CPU"}
-    tell(index, PROMPT.stored(LARGE, range(3), **placeholders))
+    tell(index, PROMPT.stored(LARGE, range(3), token_ids=(), block_size=0, medium="CPU"))
     tell(index, PROMPT.stored(LARGE), *PROMPT.removed(LARGE, range(4)))
     assert answer(index, PROMPT.prompt) == exactly(0)
     assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == (0, 192)

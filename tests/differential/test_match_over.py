@@ -48,9 +48,7 @@ class Tier:
                     self.store((group, digest))
 
 
-def look(
-    both: Both, tiers: Sequence[Tier], tokens: Sequence[int], *, whole_blocks: bool
-) -> None:
+def look(both: Both, tiers: Sequence[Tier], tokens: Sequence[int], *, whole_blocks: bool) -> None:
     """Look a request up, and have it load what was found."""
     ours, theirs = both.native.add(tokens), both.model.add(tokens)
     pools, slots = [tier.cache.pool for tier in tiers], [tier.slots for tier in tiers]
