@@ -23,8 +23,8 @@ from kvbraid.service.config import (
     Limits,
     PodEntry,
     ServerOptions,
-    read_fleet_file,
 )
+from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable
@@ -36,12 +36,10 @@ from kvbraid.spec import (
 )
 from kvbraid.spec_mapping import pod_from_mapping, topology_from_mapping
 
-from tests.docs.markdown import DOCS, ROOT, blocks, codes, firsts, tables
+from tests.docs.markdown import DOCS, ROOT, UNSET, blocks, codes, firsts, tables
 
 CORE = ROOT / "crates" / "core" / "src"
 BLOCK = 16
-UNSET = re.compile(r"^# (?=\[|\w+ = )", re.MULTILINE)
-"""What stands before the settings of the example fleet.toml that are left out."""
 
 
 def names_table(path: Path, type_name: str) -> list[str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from kvbraid.ids import PodId
-from kvbraid.service.config import Limits, override, read_fleet_file
+from kvbraid.service.config import Limits
+from kvbraid.service.fleet_file import override, read_fleet_file
 from kvbraid.service.http.client import Client
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import FollowedFile
@@ -117,9 +118,9 @@ def test_other_tables_count_at_the_next_start(
     tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     running = Running(tmp_path / "fleet.toml", pod("a"))
-    running.write("[server]\nport = 5\n[router]\nqueue = 0.5\n" + pod("a"))
+    running.write("[server]\nsilence_s = 9\n[router]\nqueue = 0.5\n" + pod("a"))
     assert warnings.messages == ["changes of server, router count at the next start"]
-    running.write("[server]\nport = 5\n[router]\nqueue = 0.5\n" + pod("b"))
+    running.write("[server]\nsilence_s = 9\n[router]\nqueue = 0.5\n" + pod("b"))
     assert len(warnings.messages) == 1
 
 

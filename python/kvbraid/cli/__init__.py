@@ -8,6 +8,7 @@ In reading order:
     options   what commands have in common
     models    `kvbraid model` and `kvbraid plan`
     cache     `kvbraid cache`
+    config    `kvbraid check-config`
     fleet     `kvbraid fleet`
     recovery  `kvbraid recover`
     servers   `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve`
@@ -27,6 +28,7 @@ import click
 
 from kvbraid import __version__
 from kvbraid.cli.cache import cache
+from kvbraid.cli.config import check_config
 from kvbraid.cli.fleet import fleet
 from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import SETTING, TEXT, Command, Secret
@@ -73,6 +75,7 @@ def cli() -> None:
 
 
 cli.add_command(cache)
+cli.add_command(check_config)
 cli.add_command(fleet)
 cli.add_command(model)
 cli.add_command(pick_serve)

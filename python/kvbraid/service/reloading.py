@@ -15,15 +15,16 @@ from typing import Final
 
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.ids import PodId
-from kvbraid.service.config import FleetConfig, PodConfig, read_fleet_file
+from kvbraid.service.config import FleetConfig, PodConfig
 from kvbraid.service.errors import as_refusal
+from kvbraid.service.fleet_file import override, read_fleet_file
 from kvbraid.service.registry import Service
 
 LOOK_S: Final = 2.0
 """So often the file is looked at, in seconds."""
 
 _OTHERS: Final = {
-    "written": "server",
+    "server": "server",
     "limits": "limits",
     "index": "index",
     "routing": "router",
@@ -54,7 +55,7 @@ class FollowedFile:
             return
         self._stamp = stamp
         try:
-            config = read_fleet_file(self._path)
+            config = override(read_fleet_file(self._path), self._known.flags)
         except InvalidValueError as error:
             _LOGGER.warning("nothing is changed: %s", error)
             return
