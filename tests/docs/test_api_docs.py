@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kvbraid.service.answers import (
+    ConfigAnswer,
     ExplainGroup,
     ExplainRow,
     Fallback,
@@ -13,6 +14,7 @@ from kvbraid.service.answers import (
     PickAnswer,
     PickCandidate,
     PodRow,
+    RefusedConfig,
     ScoreAnswer,
 )
 from kvbraid.service.config import PodBody
@@ -54,6 +56,8 @@ def test_the_error_table_is_the_codes() -> None:
         ("Picks", FitAnswer),
         ("Pods", PodBody),
         ("Pods", PodRow),
+        ("Configuration", ConfigAnswer),
+        ("Configuration", RefusedConfig),
     ],
 )
 def test_every_field_is_described(title: str, struct: type[msgspec.Struct]) -> None:

@@ -18,7 +18,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     ladder      the sums of that, per model
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
-    reloading   pods of a fleet.toml that is written anew
+    in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
     discovery   pods that a name stands for
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher

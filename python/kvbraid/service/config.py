@@ -235,11 +235,14 @@ class Discovery:
 class FleetConfig:
     """Everything that `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve` need.
 
-    `path` is the file that it was read from. `flags` are those of the command line, which take
-    precedence over it, by the names of what they replace.
+    `path` is the file that it was read from, `stamp` what its status was before that, and `file`
+    what stood in it. `flags` are those of the command line, which take precedence over it, by the
+    names of what they replace.
     """
 
     path: Path | None = None
+    stamp: tuple[int, ...] | None = None
+    file: FleetFile = FleetFile()  # noqa: RUF009 - frozen
     flags: Mapping[str, object] = field(default_factory=dict)
     server: ServerOptions = field(default_factory=ServerOptions)
     limits: Limits = field(default_factory=Limits)

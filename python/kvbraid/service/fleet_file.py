@@ -64,6 +64,7 @@ def examine(path: Path) -> tuple[FleetConfig | None, list[str]]:
     Raises:
         InvalidValueError: The file cannot be read.
     """
+    stamp = stamp_of(path)  # Before it is read: what is written meanwhile is read again.
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         file = _File(path.parent, document)
@@ -76,7 +77,16 @@ def examine(path: Path) -> tuple[FleetConfig | None, list[str]]:
         return None, ["nested too deeply; no key of a fleet.toml holds more than lists of tables"]
     if file.faults:
         return None, file.faults
-    return file.config(path), []
+    return replace(file.config(path), stamp=stamp), []
+
+
+def stamp_of(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written or replaced; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class _File:
@@ -96,6 +106,7 @@ class _File:
         parsed = msgspec.convert(self._document, FleetFile)
         return FleetConfig(
             path=path,
+            file=parsed,
             server=parsed.server,
             limits=parsed.limits,
             index=parsed.index,

@@ -59,9 +59,13 @@ class Endpoint:
         self._route = route
         self._context = context
         self._connection_limits = context.connection_limits
-        self.body_limit = context.service.limits.body_bytes
         self._observe = context.metrics.score_latency.observe if route is _SCORE else None
         self._answers = context.metrics.requests.of(route.method, route.path)
+
+    @property
+    def body_limit(self) -> int:
+        """The most bytes of a body."""
+        return self._connection_limits.limits.body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, *, pod: str) -> None:
         """Answer one HTTP request."""

@@ -127,6 +127,7 @@ class Metrics(Collector):
         yield build
         yield from self._of_ranks()
         yield from self._of_the_service()
+        yield from self._of_the_configuration()
         yield from self._of_picks()
         yield self.requests.family()
         yield self.score_latency.family(
@@ -157,6 +158,26 @@ class Metrics(Collector):
             for reason, count in row.refused.items():
                 refused.add_metric([*labels, reason], count)
         return state, messages, placed, refused, running
+
+    def _of_the_configuration(self) -> Iterable[Metric]:
+        in_force = self._service.in_force
+        yield _counter(
+            "kvbraid_config_reloads", "Files that were taken or refused, by outcome.",
+            ["outcome"], in_force.reloads,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "kvbraid_config_ok", "0 = the last file was refused.", value=in_force.refused is None
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_config_since_seconds",
+            "When what counts began to count, since 1970.",
+            value=in_force.since,
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_config_waiting",
+            "Keys of the file that count at the next start.",
+            value=len(in_force.waiting),
+        )
 
     def _of_picks(self) -> Iterable[Metric]:
         picking = self._service.picking

@@ -131,6 +131,12 @@ def delete_pod(context: Context, call: Call) -> Answer:
     return Answer(_encode(context.service.delete(PodId(call.pod))))
 
 
+def show_config(context: Context, call: Call) -> Answer:
+    """The configuration in force, what of the file waits for a start, and what was refused."""
+    del call
+    return Answer(_encode(context.service.in_force.answer()))
+
+
 def list_models(context: Context, call: Call) -> Answer:
     """The models with at least one registered pod."""
     del call
@@ -302,6 +308,10 @@ ROUTES: Final = (
         method="DELETE", path="/v1/pods/{id}", handler=delete_pod, at_once=never_at_once,
         changes=True,
         answers={200: answers.PodChange}, errors=(*_CHANGE_ERRORS, "unknown_pod"),
+    ),
+    Route(
+        method="GET", path="/v1/config", handler=show_config, at_once=never_at_once,
+        answers={200: answers.ConfigAnswer},
     ),
     Route(
         method="GET", path="/v1/models", handler=list_models, at_once=list_models,

@@ -69,23 +69,32 @@ def run_server(
         app = application(service, access)
         app.connection_limits.leave_descriptors()
         server = _Server(app, announce=lambda: announce(url), end_s=end_s)
-        with following(service, config):
+
+        def take(changed: FleetConfig) -> None:
+            app.connection_limits.change(changed.limits)
+
+        with following(service, config, take) as server.on_hangup:
             server.run(sockets=[listener])
 
 
 @contextlib.contextmanager
-def following(service: Service, config: FleetConfig) -> Iterator[None]:
-    """Start the subscriber, register the configured pods; close the subscriber at the end."""
+def following(
+    service: Service, config: FleetConfig, take: Callable[[FleetConfig], None] = lambda _: None
+) -> Iterator[Callable[[], None]]:
+    """Start the subscriber, register the configured pods; close the subscriber at the end.
+
+    `take` is called with each later configuration; what is yielded has the file read now.
+    """
     service.feed.start()
     try:
         for pod, pod_config in config.pods.items():
             _put(service, pod, pod_config)
         with (
-            following_file(config, service),
+            following_file(service, take) as reread,
             following_names(config, service),
             asking_pods(service),
         ):
-            yield
+            yield reread
     finally:
         service.feed.close()
 
@@ -111,7 +120,13 @@ def end_process() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends on a signal without raising it again: a requested end is not a failure."""
+    """Ends on a signal without raising it again: a requested end is not a failure.
+
+    Attributes:
+        on_hangup: Called by SIGHUP.
+    """
+
+    on_hangup: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, app: Application, *, announce: Callable[[], None], end_s: int) -> None:
         super().__init__(_uvicorn_config(app, end_s))
@@ -144,6 +159,7 @@ class _Server(uvicorn.Server):
         assert threading.current_thread() is threading.main_thread()
         ends = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, self.handle_exit) for number in ends}
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.on_hangup())
         try:
             yield
         finally:
