@@ -11,6 +11,7 @@ from kvbraid.service.answers import (
     ExplainRow,
     Fallback,
     FitAnswer,
+    KeyRow,
     PickAnswer,
     PickCandidate,
     PodRow,
@@ -57,6 +58,7 @@ def test_the_error_table_is_the_codes() -> None:
         ("Pods", PodBody),
         ("Pods", PodRow),
         ("Configuration", ConfigAnswer),
+        ("Configuration", KeyRow),
         ("Configuration", RefusedConfig),
     ],
 )
@@ -79,3 +81,10 @@ def test_the_example_answer_has_the_fields_of_the_answer() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     answer = msgspec.json.decode(example, type=ScoreAnswer)
     assert msgspec.to_builtins(answer) == msgspec.json.decode(example)
+
+
+def test_the_right_of_each_route_is_in_the_table() -> None:
+    listed = re.findall(
+        r"^\| `[A-Z]+ /\S*` \| .* \| (?:`(\w+)`)? ?\| [^|]*\|$", TEXT, re.MULTILINE
+    )
+    assert listed == [route.right or "" for route in ROUTES]

@@ -93,6 +93,7 @@ def documented() -> Iterator[tuple[str, set[str]]]:
     yield "SecondsTable", {*example["router"]["seconds"]["gpt-oss"]}
     yield "TierWeights", {*example["index"]["tier_weights"]}
     yield "TokensTable", {*example["tokens"]["gpt-oss"], *example["tokens"]["qwen3"]}
+    yield "KeyEntry", {*example["keys"][0]}
     of_pod, of_group = tables(PAGE.name, "Topology: what the wire does not carry")
     for kind, rows in (("PodMapping", of_pod), ("GroupMapping", of_group)):
         yield kind, {code for row in rows for code in codes(row[0])}

@@ -132,14 +132,14 @@ def test_a_wrong_file_changes_nothing_and_a_right_one_is_taken_later(
     [line] = warnings.messages
     assert line.startswith("nothing is changed: ")
     assert told in line
-    answer = running.in_force.answer()
+    answer = running.in_force.answer([])
     assert answer.refused is not None
     assert line == f"nothing is changed: {answer.refused.error}"
     assert running.in_force.reloads == {"ok": 0, "failed": 1}
     assert running.taken == []
     running.write(pod("b"))
     assert running.pods == ["b"]
-    assert running.in_force.answer().refused is None
+    assert running.in_force.answer([]).refused is None
 
 
 def test_a_file_that_is_gone_changes_nothing(
@@ -242,26 +242,34 @@ def test_what_a_flag_decides_waits_for_nothing(path: Path) -> None:
 
 
 def test_every_key_either_counts_at_once_or_waits() -> None:
-    parts = {name: Part(name) for name in ("router", "pods")} | dict(PARTS)
+    parts = {name: Part(name) for name in ("router", "pods", "keys")} | dict(PARTS)
     assert set(parts) == set(FleetFile.__struct_fields__)
     for table, part in PARTS.items():
         kind = type(getattr(FleetFile(), table))
         assert part.at_once <= set(getattr(kind, "__struct_fields__", ())), table
 
 
+HASH = "5e" * 32
+KEY = f"[[keys]]\nname = 'k'\nsha256 = '{HASH}'\nrights = ['read']\n"
+
+
 def test_what_is_shown_is_what_counts_without_secrets(path: Path) -> None:
-    text = "[server]\ntoken = 'secret'\n[limits]\ntokens = 5\n" + pod(
-        "a", "topology = {PYTHONHASHSEED = 'secret', alignment = 32}"
+    text = (
+        "[server]\ntoken = 'secret'\n"
+        + KEY
+        + "[limits]\ntokens = 5\n"
+        + pod("a", "topology = {PYTHONHASHSEED = 'secret', alignment = 32}")
     )
     running = Running(path, text)
     running.write(text.replace("tokens = 5", "tokens = 6\npods = 9"))
-    answer = running.in_force.answer()
+    answer = running.in_force.answer([])
     assert answer.config["server"]["token"] == MASK
     assert answer.config["server"]["port"] == 1
     assert answer.config["limits"] | {"tokens": 6, "pods": 1024} == answer.config["limits"]
     (shown,) = answer.config["pods"]
     assert shown["topology"] == {"PYTHONHASHSEED": MASK, "alignment": 32}
-    assert b"secret" not in msgspec.json.encode(answer)
+    assert answer.config["keys"] == [{"name": "k", "sha256": MASK, "rights": ["read"]}]
+    assert not re.search(f"secret|{HASH}", msgspec.json.encode(answer).decode())
     assert (answer.file, answer.since, answer.waiting) == (str(path), 5.0, ["limits.pods"])
 
 

@@ -1,4 +1,4 @@
-"""`kvbraid check-config`: what is wrong in a fleet.toml, before a server reads it."""
+"""`kvbraid check-config` and `kvbraid new-key`: a fleet.toml before a server reads it."""
 
 import json
 import sys
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from kvbraid.errors import counted
+from kvbraid.cli.options import TEXT
+from kvbraid.errors import InvalidValueError, counted
 
 
 @click.command("check-config")
@@ -35,3 +36,35 @@ def check_config(file: Path | None, *, schema: bool, as_json: bool) -> None:
         for fault in faults:
             click.echo(f"{file}: {fault}")
     sys.exit(bool(faults))
+
+
+@click.command("new-key")
+@click.argument("name", type=TEXT)
+@click.option(
+    "--right", "rights", multiple=True, required=True,
+    type=click.Choice(["read", "explain", "route", "change"]),
+    help="What the key allows; may be repeated.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON line.")
+def new_key(name: str, *, rights: tuple[str, ...], as_json: bool) -> None:
+    """Make a key, and print the table of fleet.toml that allows it.
+
+    The table has only the key's hash. The key itself goes to stderr, and is shown this once.
+    """
+    import msgspec
+
+    from kvbraid.service import keys
+    from kvbraid.service.decoding import describe
+
+    key = keys.new_key()
+    given = {"name": name, "sha256": keys.digest(key.encode()).hex(), "rights": [*rights]}
+    try:
+        entry = msgspec.convert(given, keys.KeyEntry)
+    except msgspec.ValidationError as error:
+        raise InvalidValueError(f"a key of {describe(error, keys.KeyEntry)}") from None
+    if as_json:
+        click.echo(json.dumps(given | {"key": key}))
+        return
+    click.echo(f"the key, which is shown only now: {key}", err=True)
+    listed = ", ".join(f'"{right}"' for right in entry.rights)
+    click.echo(f'[[keys]]\nname = "{name}"\nsha256 = "{entry.sha256}"\nrights = [{listed}]')

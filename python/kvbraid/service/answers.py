@@ -158,6 +158,14 @@ class RefusedConfig(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that counts; `last_used` is in seconds since 1970, and null before the first use."""
+
+    name: str
+    rights: list[str]
+    last_used: float | None
+
+
 class ConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of GET /v1/config: what counts since when, and what of the file does not count yet.
 
@@ -169,6 +177,7 @@ class ConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     waiting: list[str]
     refused: RefusedConfig | None
+    keys: list[KeyRow]
     config: dict[str, Any]
 
 

@@ -20,6 +20,7 @@ from kvbraid.ids import PodId
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.keys import MOST_KEYS, KeyEntry
 from kvbraid.service.logs import Format, Level
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, Routing
@@ -59,11 +60,14 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     stderr.
     `allow_hosts` are further names by which changes may call a server that listens on loopback
     and has no token, besides localhost and loopback addresses.
+    `open_rights` is what needs no key. If it is left out, that is reading and explaining as long
+    as there are no `[[keys]]`, and nothing once there are.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8090
     token: Annotated[str, Meta(min_length=1)] | None = None
+    open_rights: tuple[Literal["read", "explain"], ...] | None = None
     allow_registration: bool = False
     allow_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     silence_s: Annotated[float, Meta(gt=0)] = 5.0
@@ -155,6 +159,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     gateway: ForwardingOptions = ForwardingOptions()
     envoy: EnvoyOptions = EnvoyOptions()
     tokens: dict[str, TokensTable] = {}
+    keys: Annotated[list[KeyEntry], Meta(max_length=MOST_KEYS)] = []
     pods: list[PodEntry] = []
     discover: Annotated[list[DiscoverEntry], Meta(max_length=64)] = []
 
@@ -251,6 +256,7 @@ class FleetConfig:
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
     envoy: EnvoyOptions = field(default_factory=EnvoyOptions)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
+    keys: tuple[KeyEntry, ...] = ()
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
     discovered: tuple[Discovery, ...] = ()
 

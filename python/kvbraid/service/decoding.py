@@ -55,7 +55,8 @@ def describe(
         within: Where the root itself is in a larger document.
     """
     fault = fault_of(error, root, under=under)
-    path = f"{within}.{fault.path}" if within and fault.path else within or fault.path
+    is_field = within and fault.path and not fault.path.startswith("[")
+    path = f"{within}{'.' if is_field else ''}{fault.path}"
     if fault.key is None:
         return f"{path}: {fault.problem}" if path else fault.problem
     name = fault.key if len(fault.key) <= LONGEST_KEY else shortened(fault.key)

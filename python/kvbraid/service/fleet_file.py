@@ -34,6 +34,7 @@ from kvbraid.service.config import (
 )
 from kvbraid.service.decoding import describe, every_fault
 from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.keys import KeyEntry, check_keys
 from kvbraid.service.prompting import TokensTable, beside
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable, read_routing
 from kvbraid.spec_mapping import PodMapping
@@ -98,6 +99,8 @@ class _File:
         self.faults = list(every_fault(document, FleetFile))
         self._routing = self._read_routing()
         self._tokens = self._read_tokens()
+        with self._noting():
+            check_keys(entry for _, entry in self._entries("keys", KeyEntry))
         self._pods = self._read_pods()
         self._discovered = tuple(self._read_discovered())
 
@@ -114,6 +117,7 @@ class _File:
             forwarding=parsed.gateway,
             envoy=parsed.envoy,
             tokens=self._tokens,
+            keys=tuple(parsed.keys),
             pods=self._pods,
             discovered=self._discovered,
         )

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kvbraid.service.answers import ConfigAnswer, RefusedConfig
+from kvbraid.service.answers import ConfigAnswer, KeyRow, RefusedConfig
 from kvbraid.service.config import FleetConfig, FleetFile
 
 MASK: Final = "***"
@@ -32,7 +32,16 @@ class Part(NamedTuple):
 PARTS: Final[Mapping[str, Part]] = {
     "server": Part(
         "server",
-        frozenset({"token", "allow_registration", "allow_hosts", "log_level", "log_format"}),
+        frozenset(
+            {
+                "token",
+                "open_rights",
+                "allow_registration",
+                "allow_hosts",
+                "log_level",
+                "log_format",
+            }
+        ),
     ),
     "limits": Part(
         "limits",
@@ -105,8 +114,8 @@ class InForce:
             self.refused = RefusedConfig(at=self._clock(), error=error)
             self.reloads["failed"] += 1
 
-    def answer(self) -> ConfigAnswer:
-        """Return what an operator may see."""
+    def answer(self, keys: list[KeyRow]) -> ConfigAnswer:
+        """Return what an operator may see; `keys` are those that count, with their last use."""
         with self._lock:
             config = self.config
             return ConfigAnswer(
@@ -114,6 +123,7 @@ class InForce:
                 since=self.since,
                 waiting=list(self.waiting),
                 refused=self.refused,
+                keys=keys,
                 config=shown(config),
             )
 
@@ -132,6 +142,8 @@ def shown(config: FleetConfig) -> dict[str, Any]:
     assert set(tables) == set(FleetFile.__struct_fields__)
     if tables["server"]["token"] is not None:
         tables["server"]["token"] = MASK
+    for entry in tables["keys"]:
+        entry["sha256"] = MASK
     for entry in (*tables["pods"], *tables["discover"]):
         topology = entry["topology"] or {}
         entry["topology"] = topology | {name: MASK for name in _SEEDS if name in topology}

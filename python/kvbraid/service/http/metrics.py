@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from kvbraid import __version__
 from kvbraid.ids import PodState
+from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.registry import Service
 
@@ -100,8 +101,11 @@ class Metrics(Collector):
     `requests` is counted by those who answer.
     """
 
-    def __init__(self, service: Service, connection_limits: ConnectionLimits) -> None:
+    def __init__(
+        self, service: Service, connection_limits: ConnectionLimits, access: Access
+    ) -> None:
         self._connection_limits = connection_limits
+        self._access = access
         self.score_latency = LatencyHistogram()
         self.requests = RequestCounts()
         self._service = service
@@ -178,6 +182,12 @@ class Metrics(Collector):
             "Keys of the file that count at the next start.",
             value=len(in_force.waiting),
         )
+        used = GaugeMetricFamily(
+            "kvbraid_key_last_used_seconds", "When a key was last used.", labels=["key"]
+        )
+        for row in self._access.rows():
+            used.add_metric([row.name], row.last_used or 0)
+        yield used
 
     def _of_picks(self) -> Iterable[Metric]:
         picking = self._service.picking

@@ -63,7 +63,7 @@ def run_server(
         KvbraidError: A configured pod was refused.
     """
     options = config.server
-    access = Access.of(options)
+    access = Access.of(options, config.keys)
     with _listen(options) as listener:
         url = _url(listener)
         app = application(service, access)
@@ -72,6 +72,7 @@ def run_server(
 
         def take(changed: FleetConfig) -> None:
             app.connection_limits.change(changed.limits)
+            access.change(changed.server, changed.keys)
 
         with following(service, config, take) as server.on_hangup:
             server.run(sockets=[listener])
