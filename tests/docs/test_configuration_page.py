@@ -82,6 +82,7 @@ def documented() -> Iterator[tuple[str, set[str]]]:
     yield "FleetFile", {*example, *discover}
     kinds = {
         "server": "ServerOptions",
+        "tls": "TlsTable",
         "limits": "Limits",
         "index": "IndexTable",
         "router": "RouterTable",

@@ -242,7 +242,7 @@ def test_what_a_flag_decides_waits_for_nothing(path: Path) -> None:
 
 
 def test_every_key_either_counts_at_once_or_waits() -> None:
-    parts = {name: Part(name) for name in ("router", "pods", "keys")} | dict(PARTS)
+    parts = {name: Part(name) for name in ("router", "pods", "keys", "tls")} | dict(PARTS)
     assert set(parts) == set(FleetFile.__struct_fields__)
     for table, part in PARTS.items():
         kind = type(getattr(FleetFile(), table))

@@ -8,6 +8,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     prompting   the `[tokens]` tables, which it reads too
     envoy       the `[envoy]` table, which its picker for Envoy reads
     keys        keys and what they allow
+    tls         the `[tls]` table, and the context that is made from its files
     fleet_file  a fleet.toml is read with all of them, or refused with every error in it
     errors      one table of error codes, one JSON shape
     requests    bytes of a request to a `Request`; `answers` are the bodies that go back

@@ -24,6 +24,7 @@ from kvbraid.service.keys import MOST_KEYS, KeyEntry
 from kvbraid.service.logs import Format, Level
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, Routing
+from kvbraid.service.tls import Tls, TlsTable
 from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
 from kvbraid.spec_mapping import pod_from_mapping
@@ -153,6 +154,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A whole fleet.toml."""
 
     server: ServerOptions = ServerOptions()
+    tls: TlsTable | None = None
     limits: Limits = Limits()
     index: IndexTable = IndexTable()
     router: RouterTable = RouterTable()
@@ -236,20 +238,25 @@ class Discovery:
         return pod_config(fields, self.model_config, schemes=HTTP_SCHEMES)
 
 
+Stamp: TypeAlias = tuple[int, ...] | None
+"""What changes when a file is written or replaced; None if there is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """Everything that `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve` need.
 
-    `path` is the file that it was read from, `stamp` what its status was before that, and `file`
-    what stood in it. `flags` are those of the command line, which take precedence over it, by the
-    names of what they replace.
+    `path` is the file that it was read from, and `file` what stood in it. `stamps` is the status
+    of each file that it was made from, before that was read. `flags` are those of the command
+    line, which take precedence over the file, by the names of what they replace.
     """
 
     path: Path | None = None
-    stamp: tuple[int, ...] | None = None
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
     file: FleetFile = FleetFile()  # noqa: RUF009 - frozen
     flags: Mapping[str, object] = field(default_factory=dict)
     server: ServerOptions = field(default_factory=ServerOptions)
+    tls: Tls | None = None
     limits: Limits = field(default_factory=Limits)
     index: IndexTable = field(default_factory=IndexTable)
     routing: Routing = field(default_factory=Routing)

@@ -28,6 +28,7 @@ from kvbraid.service.config import (
     PodConfig,
     PodEntry,
     ServerOptions,
+    Stamp,
     check_url,
     pod_config,
     pod_id,
@@ -37,6 +38,7 @@ from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.keys import KeyEntry, check_keys
 from kvbraid.service.prompting import TokensTable, beside
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable, read_routing
+from kvbraid.service.tls import Tls, TlsTable, read_tls
 from kvbraid.spec_mapping import PodMapping
 
 _SOME_ADDRESS: Final = "192.0.2.1"
@@ -65,10 +67,10 @@ def examine(path: Path) -> tuple[FleetConfig | None, list[str]]:
     Raises:
         InvalidValueError: The file cannot be read.
     """
-    stamp = stamp_of(path)  # Before it is read: what is written meanwhile is read again.
+    stamps = {path: stamp_of(path)}  # Before it is read: what is written meanwhile is read again.
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-        file = _File(path.parent, document)
+        file = _File(path.parent, document, stamps)
     except OSError as error:
         msg = f"{path}: {error.strerror}; give the path of a fleet.toml"
         raise InvalidValueError(msg) from None
@@ -78,10 +80,10 @@ def examine(path: Path) -> tuple[FleetConfig | None, list[str]]:
         return None, ["nested too deeply; no key of a fleet.toml holds more than lists of tables"]
     if file.faults:
         return None, file.faults
-    return replace(file.config(path), stamp=stamp), []
+    return file.config(path), []
 
 
-def stamp_of(path: Path) -> tuple[int, ...] | None:
+def stamp_of(path: Path) -> Stamp:
     """Return what changes when a file is written or replaced; None if there is none."""
     try:
         status = path.stat()
@@ -93,10 +95,12 @@ def stamp_of(path: Path) -> tuple[int, ...] | None:
 class _File:
     """A parsed file; every part is read, whatever is wrong in the others."""
 
-    def __init__(self, folder: Path, document: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, document: dict[str, Any], stamps: dict[Path, Stamp]) -> None:
         self._folder = folder
+        self._stamps = stamps
         self._document = document
         self.faults = list(every_fault(document, FleetFile))
+        self._tls = self._read_tls()
         self._routing = self._read_routing()
         self._tokens = self._read_tokens()
         with self._noting():
@@ -109,8 +113,10 @@ class _File:
         parsed = msgspec.convert(self._document, FleetFile)
         return FleetConfig(
             path=path,
+            stamps=self._stamps,
             file=parsed,
             server=parsed.server,
+            tls=self._tls,
             limits=parsed.limits,
             index=parsed.index,
             routing=self._routing,
@@ -137,6 +143,15 @@ class _File:
         for number, entry in enumerate(listed if isinstance(listed, list) else ()):
             with contextlib.suppress(msgspec.ValidationError):
                 yield number, msgspec.convert(entry, kind)
+
+    def _read_tls(self) -> Tls | None:
+        if "tls" in self._document:
+            with contextlib.suppress(msgspec.ValidationError), self._noting():
+                table = msgspec.convert(self._document["tls"], TlsTable)
+                paths = table.paths(self._folder).values()
+                self._stamps |= {path: stamp_of(path) for path in paths}
+                return read_tls(table, self._folder)
+        return None
 
     def _read_routing(self) -> Routing:
         with contextlib.suppress(msgspec.ValidationError), self._noting():

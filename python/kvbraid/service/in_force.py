@@ -76,6 +76,10 @@ def merged(running: FleetConfig, new: FleetConfig) -> tuple[FleetConfig, list[st
         kept[attribute] = msgspec.structs.replace(wanted, **stays)
     old_file = running.file
     file = msgspec.structs.replace(new.file, tokens=old_file.tokens, discover=old_file.discover)
+    if (running.tls is None) is not (new.tls is None):  # Its files may change, but not whether.
+        kept["tls"] = running.tls
+        waiting.append("tls")
+        file = msgspec.structs.replace(file, tls=old_file.tls)
     return replace(new, file=file, **kept), waiting
 
 

@@ -41,20 +41,21 @@ class FollowedFile:
         self._take = take
         config = self._in_force.config
         self._pods: Mapping[PodId, PodConfig] = config.pods
-        self._stamp = config.stamp
+        self._stamps = dict(config.stamps)
 
     def look(self, *, again: bool = False) -> None:
         """Take the file if it was written since, or in any case."""
         path = self._in_force.config.path
         if path is None:
             return
-        stamp = stamp_of(path)
-        if stamp == self._stamp and not again:
+        stamps = {each: stamp_of(each) for each in self._stamps}
+        if stamps == self._stamps and not again:
             return
-        self._stamp = stamp
+        self._stamps = stamps
         try:
             new = override(read_fleet_file(path), self._in_force.config.flags)
             self._change_pods(new)
+            self._stamps = dict(new.stamps)
         except KvbraidError as error:
             told = str(error) if isinstance(error, InvalidValueError) else as_refusal(error).told()
             self._in_force.refuse(told)
