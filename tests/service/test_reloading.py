@@ -89,11 +89,15 @@ def test_pods_come_change_and_go(path: Path, warnings: pytest.LogCaptureFixture)
     assert running.pods == [other]
 
 
-def test_a_pod_that_stays_as_it_is_is_not_touched(path: Path) -> None:
+def test_a_pod_that_stays_as_it_is_is_not_touched(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvbraid.config")
     running = Running(path, pod("a") + pod("b") + pod("c"))
     running.feed.log.clear()
     running.write(pod("a") + pod("b", "dp_size = 2") + pod("d"))
     assert running.feed.log == ["remove c", "remove b", "add b", "add d"]
+    assert caplog.messages == [f"{path} counts now: 2 pods changed, 1 removed"]
 
 
 def test_a_file_that_is_not_written_is_read_only_if_somebody_asks(path: Path) -> None:

@@ -68,8 +68,8 @@ class FollowedFile:
         wanted = {pod: c for pod, c in new.pods.items() if self._pods.get(pod) != c}
         self._service.change(wanted, gone)
         self._pods = new.pods
-        if wanted or gone:
-            _LOGGER.info("%s changed, %d removed", counted(len(wanted), "pod"), len(gone))
+        told = f"{counted(len(wanted), 'pod')} changed, {len(gone)} removed"
+        _LOGGER.info("%s counts now: %s", new.path, told)
 
     def _change(self, new: FleetConfig) -> None:
         old, before = self._in_force.config, self._in_force.waiting

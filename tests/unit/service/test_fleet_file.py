@@ -1,13 +1,20 @@
 """Every error of a fleet.toml, and the schema that says the same of its keys and types."""
 
 import json
+import re
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError
+from kvbraid.service.config import FleetFile
+from kvbraid.service.decoding import every_fault
 from kvbraid.service.fleet_file import examine, read_fleet_file
 
 POD = '[[pods]]\nid = "%s"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
@@ -92,6 +99,35 @@ def test_every_error_is_a_line_and_the_first_one_is_what_a_server_says(path: Pat
         read_fleet_file(path)
     more = f" ({len(TOLD) - 1} more: kvbraid check-config lists them)"
     assert str(refused.value) == f"{path}: {faults[0]}{more}"
+
+
+GOOD: Final[dict[str, dict[str, object]]] = {
+    "server": {"port": 1, "host": "h", "allow_hosts": ["a"], "silence_s": 1.5},
+    "limits": {"tokens": 5, "pods": 6},
+    "index": {"keys": "join", "tier_weights": {"gpu": 1.0}},
+    "gateway": {"paths": ["/a"], "tells": False},
+}
+BAD: Final[tuple[object, ...]] = (None, -1, [], {"x": 1}, [[{}]], float("nan"))
+
+
+@given(st.data())
+def test_each_wrong_value_is_told_once_and_a_right_one_never(data: st.DataObject) -> None:
+    document, wrong = deepcopy(GOOD), set[str]()
+    for table, keys in document.items():
+        for key, value in keys.items():
+            bad = data.draw(st.sampled_from([value, *BAD]), label=f"{table}.{key}")
+            kind = {table: {key: bad}}
+            try:
+                msgspec.convert(kind, FleetFile)
+            except msgspec.ValidationError:
+                wrong.add(f"{table}.{key}")
+            keys[key] = bad
+    told = [
+        re.match(r"(?:unknown key )?(\w+\.\w+)", line) for line in every_fault(document, FleetFile)
+    ]
+    assert {match[1] for match in told if match} == wrong
+    assert len(told) == len(wrong)
+    assert not wrong or not list(every_fault(GOOD, FleetFile))
 
 
 def test_a_pod_is_no_duplicate_of_one_that_is_wrong(path: Path) -> None:
