@@ -96,7 +96,8 @@ class Access:
         """Decide by others from the next question on."""
         rules = Access.of(options, keys).rules
         known = {key.digest for key in rules.keys}
-        self._used = {each: at for each, at in self._used.items() if each in known}
+        used = dict(self._used)  # The event loop may be noting another use.
+        self._used = {each: at for each, at in used.items() if each in known}
         self.rules = rules
 
     def rows(self) -> list[KeyRow]:
