@@ -130,9 +130,10 @@ def test_a_wrong_file_changes_nothing_and_a_right_one_is_taken_later(
     path: Path, warnings: pytest.LogCaptureFixture, text: str, told: str
 ) -> None:
     running = Running(path, "[limits]\npods = 2\n" + pod("a"))
+    running.feed.log.clear()
     running.write(text)
     running.file.look()
-    assert running.pods == ["a"]
+    assert (running.pods, running.feed.log) == (["a"], [])
     [line] = warnings.messages
     assert line.startswith("nothing is changed: ")
     assert told in line

@@ -1,6 +1,7 @@
 """TLS: what is encrypted, whom it lets in, new certificates, and handshakes that never end."""
 
 import json
+import re
 import signal
 import socket
 import ssl
@@ -96,7 +97,11 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_everything_is_answered_over_tls_and_nothing_without(files: Files) -> None:
-    with serving("--config", str(files.toml)) as (process, url):
+    log = files.folder / "log"
+    with (
+        log.open("w") as stderr,
+        serving("--config", str(files.toml), stderr=stderr) as (process, url),
+    ):
         assert url.startswith("https://127.0.0.1:")
         with client(url, files.context()) as them:
             assert them.get("/healthz").json() == {"status": "ok"}
@@ -115,6 +120,7 @@ def test_everything_is_answered_over_tls_and_nothing_without(files: Files) -> No
         assert json.loads(told.stdout)["pods"][0]["pod"] == "a"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
+    assert not re.search("Traceback|rror", log.read_text())
 
 
 def test_a_new_certificate_is_used_without_a_restart_and_connections_stay(files: Files) -> None:
