@@ -149,6 +149,7 @@ def shown(config: FleetConfig) -> dict[str, Any]:
     for entry in tables["keys"]:
         entry["sha256"] = MASK
     for entry in (*tables["pods"], *tables["discover"]):
-        topology = entry["topology"] or {}
-        entry["topology"] = topology | {name: MASK for name in _SEEDS if name in topology}
+        topology = entry["topology"]
+        if topology is not None:
+            topology |= {name: MASK for name in _SEEDS if name in topology}
     return tables
