@@ -1,5 +1,7 @@
 """TLS: what is encrypted, whom it lets in, new certificates, and handshakes that never end."""
 
+import asyncio
+import errno
 import json
 import re
 import signal
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from kvbraid.cli import cli
+from kvbraid.service.config import Limits
 from kvbraid.service.fleet_file import examine
+from kvbraid.service.http import handshakes
+from kvbraid.service.http.connection_limits import ConnectionLimits
 
 from tests.service.serving import serving, until
 
@@ -234,3 +240,50 @@ def test_files_that_cannot_be_used_are_one_line(
         told.format(folder=files.folder)
     ]
     assert "; give" in faults[0] or "missing" in faults[0]
+
+
+class Full(socket.socket):
+    """A listener of a process that has no descriptors left, twice."""
+
+    failures = 2
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+class Silent(asyncio.Protocol):
+    """What a connection would become; its handshake never ends."""
+
+    handshake: object = None
+
+
+def test_a_process_without_descriptors_accepts_again_when_it_has_some(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "_REST_S", 0.01)
+    limits, connections = ConnectionLimits(Limits()), set[Any]()
+
+    def context() -> ssl.SSLContext:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    async def serve() -> None:
+        made = handshakes.Handshakes(context, limits, connections, Silent)  # type: ignore[arg-type]
+        with Full() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            made.listen(listener)
+            with socket.create_connection(listener.getsockname()):
+                while not connections:
+                    await asyncio.sleep(0.01)
+                made.close()
+                for each in connections.copy():
+                    each.shutdown()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(serve())
+    assert not connections
+    assert caplog.messages == ["no connection can be accepted: Too many open files"] * 2
