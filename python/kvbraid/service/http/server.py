@@ -31,6 +31,7 @@ from kvbraid.service.http.handshakes import Handshakes
 from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.supervision import Supervisor
 from kvbraid.service.tls import Tls
 
 END_S: Final = 3
@@ -137,6 +138,7 @@ class _Server(uvicorn.Server):
         super().__init__(_uvicorn_config(app, end_s))
         self._announce = announce
         self._app = app
+        self._supervisor = Supervisor()
         self._handshakes: list[Handshakes] = []
         self.on_hangup: Callable[[], None] = lambda: None
         self.tls: Tls | None = None
@@ -151,6 +153,7 @@ class _Server(uvicorn.Server):
             self._shake_hands(sockets or [])
         if self.started:
             self._announce()
+            self._supervisor.ready()
 
     def _shake_hands(self, sockets: list[socket.socket]) -> None:
         """Accept connections in place of uvicorn, which makes them itself without TLS."""
@@ -185,10 +188,12 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests in flight finish, then close what the application has opened."""
+        self._supervisor.ending()
         for handshakes in self._handshakes:
             handshakes.close()
         await super().shutdown(sockets)
         await self._app.close()
+        self._supervisor.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
