@@ -1,9 +1,9 @@
 """What a request can reuse of a cache and its tiers, by brute force over lengths and places.
 
 A tier is what its index finds: group and hash to slots, oldest first. The boundary is the longest
-that the rule accepts, or the rule without hits inside blocks, if all held what any holds. The load
-begins at the longest boundary, at most the hit of the cache alone, whose hit has all that is needed
-before it.
+that the rule, or that without hits inside blocks, accepts if all held what any holds. The load
+begins at the longest boundary, at most the hit of the cache alone, whose hit has all that is
+needed before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

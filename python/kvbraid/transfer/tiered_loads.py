@@ -43,7 +43,7 @@ class TieredLoads:
         if not isinstance(found, Found) or found.match.num_tokens != query.num_hit_tokens:
             return None
         if found.num_tokens % self._alignment:
-            return None  # With bounded replay, every load ends inside a block.
+            return None  # With bounded replay, loads end inside blocks.
         return Offer(
             num_tokens=found.num_external_tokens,
             tier=found.tier,
