@@ -7,9 +7,9 @@
 //! load           hit  hit  tier pool tier        the boundary is after position 4
 //! ```
 //! The boundary is that of the rule for one cache that holds what pool and tiers hold, and never
-//! below the hit of the pool. With `whole_blocks`, it is that of the rule without hits inside blocks.
-//! Each position after the hit is filled from the first that has it: the
-//! pool, then the tiers in their order.
+//! below the hit of the pool. With `whole_blocks` it is that of the rule without hits inside blocks.
+//! Each position after the hit is filled from the first that has it: the pool, then the tiers in
+//! their order.
 
 use smallvec::SmallVec;
 
