@@ -73,10 +73,9 @@ impl FoundEntries {
 #[derive(Debug, Clone)]
 pub(in crate::cache) struct Finder {
     topology: Topology,
-    /// The same without an engine's departures from the rule.
+    /// The same without an engine's departures from the rule. Whether hits may end inside blocks is
+    /// for each look-up to say.
     pure: Topology,
-    /// The pure rule without hits inside blocks.
-    whole_blocks: Topology,
     /// The groups that an engine looks up first: the first full group, or else the first group,
     /// with its equals.
     lead: Topology,
@@ -144,20 +143,15 @@ impl Finder {
         let unit = topology.hash_block_size;
         let is_dense = |&g: &usize| specs[g].kind.is_full() && specs[g].block_size == unit;
         let blocks = specs.iter().map(|spec| spec.block_size.div_ceil(unit));
-        let pure = Topology {
-            dialect: EngineDialect::PURE,
-            ..topology.clone()
-        };
         Self {
             stops: !lead_groups.is_empty() && lead_groups.iter().all(is_dense),
             margin: blocks.max().unwrap_or(0) as usize,
             unit,
             follows_search: rule::is_search_visible(&topology),
-            whole_blocks: Topology {
-                partial_hits: false,
-                ..pure.clone()
+            pure: Topology {
+                dialect: EngineDialect::PURE,
+                ..topology.clone()
             },
-            pure,
             topology,
             lead,
             lead_groups,
@@ -281,12 +275,8 @@ impl Finder {
             whole: &whole,
             partial: &partial,
         };
-        let topology = if whole_blocks {
-            &self.whole_blocks
-        } else {
-            &self.pure
-        };
-        let ends = rule::resume(topology, &held, query(request), &mut self.scratch);
+        self.pure.partial_hits = self.topology.partial_hits && !whole_blocks;
+        let ends = rule::resume(&self.pure, &held, query(request), &mut self.scratch);
         (ends[0], found)
     }
 
