@@ -14,7 +14,7 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, HashAlgo, block_keys
 from kvbraid.ids import PodState
-from kvbraid.spec import Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import MODEL, Group, Text, an_index, answer, exactly, tell
 
@@ -143,3 +143,12 @@ def test_copies_told_by_hash_alone_are_in_doubt_when_blocks_turn_out_larger() ->
     assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == exactly(0)
     (pod,) = index.pods()
     assert pod.refused == {}
+
+
+def test_a_whole_block_without_a_place_may_not_end_inside_a_block() -> None:
+    """The prompt repeats one token, so the block may end wherever a second one may."""
+    state = GroupSpec(kind=SpecKind.MAMBA, block_size=64)
+    index = an_index(Topology(groups=(state,), hash_block_size=32, partial_hits=True))
+    block = replace(STATE, idx=0, block=64)
+    tell(index, PROMPT.stored(block, range(2, 3), token_ids=(5,) * 64))
+    assert answer(index, (5,) * 161) == (0, 128)
