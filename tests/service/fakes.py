@@ -206,7 +206,12 @@ class FakeFeed:
         if self.unusable is not None:
             raise self.unusable
 
-    def add(self, pod: PodId, config: Followed, /) -> None:
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Progress]], None], /) -> bool:
+        del pod, work
+        return False
+
+    def add(self, pod: PodId, config: Followed, progress: Sequence[Progress] = (), /) -> None:
+        del progress
         refuse, self.refuse_next = self.refuse or self.refuse_next, None
         if refuse is not None:
             raise refuse

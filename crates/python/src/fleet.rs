@@ -299,6 +299,19 @@ impl FleetCore {
         Ok(done.map(applied_tuple).collect())
     }
 
+    /// The pod as bytes, with the caller's note.
+    fn save<'py>(&self, py: Python<'py>, name: &str, note: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let saved = py.detach(|| Ok(self.index.save(name, note)?.seal()));
+        saved
+            .map(|bytes| PyBytes::new(py, &bytes))
+            .map_err(to_python)
+    }
+
+    /// The note that was saved with the pod.
+    fn load(&self, py: Python<'_>, name: &str, saved: &[u8]) -> PyResult<String> {
+        self.change(py, |index| index.load(name, saved))
+    }
+
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
         py.detach(|| self.index.reset(name, dp_rank))
             .map_err(to_python)

@@ -8,7 +8,9 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Applied, Asked, Index, RankInfo, SLICE, ScoreRequest, SeenBefore};
+use kvbraid_core::fleet::{
+    Applied, Asked, Index, RankInfo, SLICE, ScoreRequest, SeenBefore, Unsealed,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A longer payload is decoded without holding the index, because that takes a millisecond or more.
@@ -99,6 +101,12 @@ impl SharedIndex {
         let changed = change(&mut index);
         keep_limits(&mut index);
         changed
+    }
+
+    /// A pod as bytes, but for its seal: nobody waits for that.
+    pub(crate) fn save(&self, name: &str, note: &str) -> Result<Unsealed, Error> {
+        let _turn = self.turn.lock();
+        self.index.lock().save(name, note)
     }
 
     /// Resets the ranks of a feed, one portion at a time.

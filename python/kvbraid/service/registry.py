@@ -8,13 +8,14 @@ application calls them on a thread.
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from kvbraid.errors import KvbraidError, counted, shortened
+from kvbraid.events.sequence import Progress
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
 from kvbraid.service.config import Followed, Limits, PodConfig, ServerOptions, Serving
@@ -24,6 +25,7 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
+from kvbraid.service.snapshots import Snapshots
 
 _NO_EVENTS: Final = "no events: it has no endpoint"
 _NOT_FOUND: Final = "no events: its engine has not said yet where it publishes"
@@ -48,10 +50,12 @@ class Service:
         readiness: Readiness | None = None,
         journal: Journal | None = None,
         picking: Picking | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.index = index
         self.feed = feed
         self.picking = picking or Picking(index)
+        self.snapshots = snapshots
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic
@@ -226,7 +230,7 @@ class Service:
             self._show_silence(pod, config, _NOT_FOUND if config.asks else _NO_EVENTS)
             return
         try:
-            self.feed.add(pod, config.followed)
+            self.feed.add(pod, config.followed, self._loaded(pod, config))
         except KvbraidError:
             self.index.remove(pod)
             raise
@@ -238,9 +242,13 @@ class Service:
             self._unfollow(pod)
             del self._found[pod]
             self._follow(pod, config)
-        self.feed.add(pod, found)
+        self.feed.add(pod, found, self._loaded(pod, config))
         self._found[pod] = found
         self.journal.note("events_found", Rank(pod), f"it publishes at {found.endpoint}")
+
+    def _loaded(self, pod: PodId, config: PodConfig) -> Sequence[Progress]:
+        """Load what an earlier server saved of a pod that is registered now, if anything."""
+        return self.snapshots.load(pod, config.dp_size) if self.snapshots else ()
 
     def _followed(self, pod: PodId, config: PodConfig | None) -> Followed | None:
         """Return what a feed follows of a pod: what is configured, or was found."""
@@ -271,6 +279,8 @@ class Service:
         self._found.pop(pod, None)
         self._unknown.pop(pod, None)
         self.picking.forget(pod)
+        if self.snapshots is not None:
+            self.snapshots.forget(pod)
         self._set_pods({name: config for name, config in self._pods.items() if name != pod})
 
     def _unfollow(self, pod: PodId) -> None:

@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from kvbraid.events.digest import RANDOM, digests_under
 from kvbraid.fleet.index import MOST_RANKS, FleetIndex, IndexOptions
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
@@ -12,6 +15,7 @@ from kvbraid.service.logs import configure
 from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
+from kvbraid.service.snapshots import Snapshots, read_secret
 
 
 def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
@@ -27,8 +31,11 @@ def new_service(config: FleetConfig) -> Service:
     """Make the service of a configuration; nothing of it runs yet, and lines are logged."""
     configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
-    index = FleetIndex(index_options(config))
-    feed = Subscriber(index, silence_s=config.server.silence_s)
+    folder = snapshot_folder(config)
+    secret = None if folder is None else read_secret(folder)
+    index = FleetIndex(replace(index_options(config), secret=secret))
+    digests = RANDOM if secret is None else digests_under(secret)
+    feed = Subscriber(index, silence_s=config.server.silence_s, digests=digests)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
     return Service(
         index,
@@ -37,7 +44,16 @@ def new_service(config: FleetConfig) -> Service:
         readiness=readiness,
         journal=feed.journal,
         picking=Picking(index, config.routing),
+        snapshots=Snapshots(folder, index, journal=feed.journal) if folder else None,
     )
+
+
+def snapshot_folder(config: FleetConfig) -> Path | None:
+    """Return where snapshots are kept: a path relative to the configuration's file."""
+    if config.index.snapshots is None:
+        return None
+    beside = config.path.parent if config.path is not None else Path()
+    return beside / config.index.snapshots
 
 
 def index_options(config: FleetConfig) -> IndexOptions:

@@ -46,7 +46,8 @@ class Link(RuleBasedStateMachine):
     )
     def start(self, buffer_batches: int, remembered: int, hold_limit_bytes: int) -> None:
         self.engine = Engine(buffer_batches)
-        self.tracker = SequenceTracker(hold_limit_bytes=hold_limit_bytes, remembered=remembered)
+        self.options = {"hold_limit_bytes": hold_limit_bytes, "remembered": remembered}
+        self.tracker = SequenceTracker(**self.options)
         self.is_ample = buffer_batches == 1000
         self.is_up = False
         self.live: deque[tuple[int, bytes]] = deque()
@@ -147,6 +148,16 @@ class Link(RuleBasedStateMachine):
         self.answers = None
         self.live.clear()
         self.carry_out(self.tracker.disconnected())
+
+    @rule()
+    def go_on_elsewhere(self) -> None:
+        """The process ends, and what had been saved goes on in another one."""
+        progress = self.tracker.progress()
+        if progress is not None:
+            self.disconnect()
+            self.tracker = SequenceTracker(**self.options)
+            self.tracker.go_on(progress)
+            self.tracker.check_integrity()
 
     @rule(reconnects=st.booleans())
     def fail(self, *, reconnects: bool) -> None:

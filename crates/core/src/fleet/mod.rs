@@ -15,6 +15,7 @@
 //! - `limbo`: hashes whose place is undecided, and where they may stand.
 //! - `presence`: who holds what, as slots, bits and boundaries.
 //! - `keys`: what the keys of requests and stores are made from.
+//! - `snapshot`: what a pod's snapshot is made of.
 //! - `effort`: counted work.
 //! - `tier`: where a copy is kept.
 //! - `state`: how completely the history of a rank is known.
@@ -60,6 +61,7 @@ mod query;
 mod rank;
 mod seen;
 mod silent;
+mod snapshot;
 mod state;
 mod tier;
 
@@ -78,5 +80,6 @@ pub use query::request::{ScoreRequest, Strategy};
 pub use query::seen::SeenBefore;
 pub use rank::counts::Placed;
 pub use silent::SilentPools;
+pub use snapshot::{Unfit, Unsealed};
 pub use state::State;
 pub use tier::{Tier, TierSet};

@@ -29,6 +29,7 @@ from kvbraid.service.http.connection import Connection
 from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.snapshots import saving
 
 END_S: Final = 3
 """Seconds that requests in flight have left after a signal."""
@@ -84,6 +85,7 @@ def following(service: Service, config: FleetConfig) -> Iterator[None]:
             following_file(config, service),
             following_names(config, service),
             asking_pods(service),
+            saving(service.snapshots, service.feed, lambda: list(service.pods)),
         ):
             yield
     finally:
@@ -102,7 +104,7 @@ def end_process() -> None:
 
     Python would join such a thread before it exits. If it did not, the thread could be inside the
     native core, which needs the interpreter. Nothing is left to save at this point: the sockets
-    are closed, and the index is in memory only.
+    are closed, and the pods are saved if they are to be.
     """
     if threading.active_count() > 1:
         sys.stdout.flush()

@@ -4,6 +4,7 @@
 //! - `feed`: what feeds report: payloads, losses, restarts;
 //! - `routed`: what a gateway reports that it is sending and has sent to a pod;
 //! - `registration`: pods come and go;
+//! - `snapshots`: a pod to bytes and back;
 //! - `info`: what is known of each rank, for people;
 //! - `explain`: why an answer is what it is;
 //! - `limits`: how much memory is held, and what is forgotten above that;
@@ -16,6 +17,7 @@ pub(in crate::fleet) mod info;
 pub(in crate::fleet) mod limits;
 pub(in crate::fleet) mod registration;
 pub(in crate::fleet) mod routed;
+pub(in crate::fleet) mod snapshots;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -9,7 +9,8 @@
 //! - `pool`: what is known of the content of the engine's pool;
 //! - `unknown`: how many unknown blocks that pool may hold;
 //! - `undecided`: what batches may spend on undecided hashes;
-//! - `counts`: what is counted for people to read.
+//! - `counts`: what is counted for people to read;
+//! - `saved`: all of it in a snapshot.
 
 pub(in crate::fleet) mod copies;
 pub(in crate::fleet) mod counts;
@@ -17,10 +18,12 @@ pub(in crate::fleet) mod loss;
 pub(in crate::fleet) mod oldest;
 pub(in crate::fleet) mod pool;
 pub(in crate::fleet) mod rank_state;
+pub(in crate::fleet) mod saved;
 pub(in crate::fleet) mod undecided;
 pub(in crate::fleet) mod unidentified;
 pub(in crate::fleet) mod unknown;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
@@ -194,7 +197,7 @@ impl Rank {
     /// Counts a contradiction, which degrades the rank.
     pub(in crate::fleet) fn contradict(&mut self, reason: &'static str) {
         self.counts.refuse(reason, 1);
-        self.state.contradicted.get_or_insert(reason);
+        self.state.contradicted.get_or_insert(Cow::Borrowed(reason));
     }
 
     /// Lends limbo everything that it needs.

@@ -18,6 +18,7 @@
 //! In reading order:
 //! - `engine`: what one request leaves in a pod, by the engine's rules;
 //! - `routed`: the requests that a gateway reported;
+//! - `saved`: what a snapshot has of all this;
 //! - `marks`: where windows or states likely are;
 //! - `recent`: pages in the order of their last use;
 //! - `pages`: the tree of full-attention pages.
@@ -27,6 +28,7 @@ mod marks;
 mod pages;
 mod recent;
 mod routed;
+mod saved;
 
 use hashbrown::HashSet;
 use smallvec::SmallVec;
@@ -40,6 +42,7 @@ use marks::{Inserted, LikelyMarks};
 use pages::{PageId, Pages};
 pub(super) use routed::MOST_PAGES;
 use routed::Routes;
+pub(super) use saved::SavedSilent;
 
 /// What an operator says about the memory of groups that no event tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,0 +1,162 @@
+//! One rank in a snapshot: everything that its answers depend on, now and after further events.
+//!
+//! Left out is what follows from the rest or from the pod's registration, and what a restart ends
+//! anyway: promises, and when a request last matched a block, so restored blocks count as never matched.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::Rank;
+use super::counts::RankCounts;
+use super::pool::PoolKnowledge;
+use super::rank_state::RankState;
+use super::unidentified::Unidentified;
+use crate::fleet::effort::{Effort, MOST_EFFORT_KEPT};
+use crate::fleet::limbo::Limbo;
+use crate::fleet::pod::adapters::Adapters;
+use crate::fleet::pod::catalog::Catalog;
+use crate::fleet::pod::engine_chain::SavedChain;
+use crate::fleet::presence::SharedPresence;
+use crate::fleet::presence::planes::Column;
+use crate::fleet::presence::slots::{Detached, SavedSlots, Slots};
+use crate::fleet::silent::{SavedSilent, Silent};
+use crate::fleet::snapshot::bytes::Reader;
+use crate::secret::Secret;
+
+/// What a snapshot has of one rank besides the records of its table.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::fleet) struct SavedRank {
+    pub(in crate::fleet) dp_rank: u32,
+    slots: SavedSlots,
+    limbo: Limbo,
+    effort: Effort,
+    catalog: Catalog,
+    silent: Option<SavedSilent>,
+    chain: SavedChain,
+    adapters: Adapters,
+    feeds: SmallVec<[u32; 1]>,
+    feeds_with_history: SmallVec<[u32; 1]>,
+    state: RankState,
+    pool: PoolKnowledge,
+    saw_media: bool,
+    unidentified: Unidentified,
+    is_format_confirmed: bool,
+    counts: RankCounts,
+}
+
+/// A rank that was read and has no column yet.
+#[derive(Debug)]
+pub(in crate::fleet) struct DetachedRank {
+    /// The rank, without its table.
+    rank: Rank,
+    table: Detached,
+}
+
+impl Rank {
+    /// Writes the records of the table, and returns what else there is.
+    pub(in crate::fleet) fn save(
+        &mut self,
+        shared: &mut SharedPresence<'_>,
+        out: &mut Vec<u8>,
+    ) -> SavedRank {
+        // The next batch would begin with this.
+        self.forget_doomed(usize::MAX, shared);
+        let Self {
+            dp_rank,
+            column: _,
+            slots,
+            limbo,
+            doomed: _,
+            effort,
+            limbo_limit: _,
+            catalog,
+            silent,
+            chain,
+            loras: _,
+            adapters,
+            feeds,
+            feeds_with_history,
+            state,
+            pool,
+            counts_copies: _,
+            saw_media,
+            unidentified,
+            is_format_confirmed,
+            counts,
+        } = self;
+        SavedRank {
+            dp_rank: *dp_rank,
+            slots: slots.save(shared.nodes, out),
+            limbo: limbo.clone(),
+            effort: effort.clone(),
+            catalog: catalog.clone(),
+            silent: silent.as_ref().map(|silent| silent.saved()),
+            chain: chain.saved(),
+            adapters: adapters.clone(),
+            feeds: feeds.clone(),
+            feeds_with_history: feeds_with_history.clone(),
+            state: state.clone(),
+            pool: *pool,
+            saw_media: *saw_media,
+            unidentified: *unidentified,
+            is_format_confirmed: *is_format_confirmed,
+            counts: counts.clone(),
+        }
+    }
+
+    /// A rank of which nothing is known, with what was read from a snapshot; `None` if that cannot be.
+    pub(in crate::fleet) fn restored(
+        self,
+        saved: SavedRank,
+        secret: &Secret,
+        reader: &mut Reader<'_>,
+    ) -> Option<DetachedRank> {
+        let mut table = Slots::restored(saved.slots, secret.spread(), reader)?;
+        let (field, narrows) = (secret.field(), self.limbo.narrows);
+        let catalog = self.catalog.restored(saved.catalog)?;
+        let silent = match saved.silent {
+            None => None,
+            Some(saved) => {
+                let topology = catalog.topology()?;
+                let silent = Silent::new(topology, catalog.config.silent)?;
+                Some(Box::new(silent.restored(saved)?))
+            }
+        };
+        let rank = Self {
+            dp_rank: saved.dp_rank,
+            column: self.column,
+            slots: self.slots,
+            limbo: saved.limbo.restored(field, narrows, &mut table.slots)?,
+            doomed: Vec::new(),
+            effort: saved.effort.at_most(MOST_EFFORT_KEPT)?,
+            limbo_limit: self.limbo_limit,
+            catalog,
+            silent,
+            chain: self.chain.restored(saved.chain)?,
+            loras: self.loras,
+            adapters: saved.adapters,
+            feeds: saved.feeds,
+            feeds_with_history: saved.feeds_with_history,
+            state: saved.state,
+            pool: saved.pool,
+            counts_copies: self.counts_copies,
+            saw_media: saved.saw_media,
+            unidentified: saved.unidentified,
+            is_format_confirmed: saved.is_format_confirmed,
+            counts: saved.counts,
+        };
+        Some(DetachedRank { rank, table })
+    }
+}
+
+impl DetachedRank {
+    /// Gives the rank a column, and its table boundaries and bits, in a model.
+    pub(in crate::fleet) fn attach(self, column: Column, shared: &mut SharedPresence<'_>) -> Rank {
+        Rank {
+            column,
+            slots: self.table.attach(column, shared),
+            ..self.rank
+        }
+    }
+}
