@@ -80,9 +80,7 @@ def test_what_is_no_snapshot_of_the_pod_is_refused_by_name_and_changes_nothing(
     saved: bytes, reason: str
 ) -> None:
     index = index_of()
-    with pytest.raises(
-        SnapshotError, match=rf"pod \"a\" is refused \({reason}\).*remove it"
-    ) as it:
+    with pytest.raises(SnapshotError, match=rf"\"a\" is refused \({reason}\).*remove it") as it:
         index.load(POD, saved)
     assert it.value.reason == reason
     assert index.save(POD, note="a note") == WHOLE

@@ -109,8 +109,8 @@ class Saved(Snapshots):
 @pytest.fixture
 def metrics(tmp_path: Path) -> str:
     """What a server that has followed, refused and answered something exports."""
-    snapshots = Saved(tmp_path, FleetIndex(), journal=Journal())
-    service = Service(FakeIndex(), FakeFeed(), snapshots=snapshots)
+    service = Service(FakeIndex(), FakeFeed())
+    service.snapshots = Saved(tmp_path, FleetIndex(), journal=Journal())
     connection_limits = ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
     asked = PickRequest(

@@ -2,12 +2,13 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import UnknownError
+from kvbraid.events.sequence import Progress
 from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState

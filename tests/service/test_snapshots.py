@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -144,18 +146,22 @@ def test_a_full_disk_is_said_once_and_what_was_there_stays(
     assert (snapshots.problem, snapshots.counts["written"]) == ("", 1)
 
 
+KILLED = """
+import os, pathlib, sys, time
+from kvbraid.service.snapshots import write_whole
+os.fsync = lambda _: (print("beside", flush=True), time.sleep(60))
+write_whole(pathlib.Path(sys.argv[1]), b"new")
+"""
+
+
 def test_a_writer_that_is_killed_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_whole(path, b"whole")
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        # The kill comes between the two halves, when the new file is there and not whole.
-        os.fsync = lambda _: (os.write(writer, b"."), threading.Event().wait())  # type: ignore
-        write_whole(path, b"new")
-    os.read(reader, 1)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
+    command = [sys.executable, "-c", KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "beside\n"
+        process.kill()
     assert path.read_bytes() == b"whole"
     assert len(list(tmp_path.iterdir())) == 2
     write_whole(path, b"another")
@@ -181,7 +187,8 @@ def test_the_end_of_a_server_is_the_last_time_to_save(tmp_path: Path) -> None:
 def test_the_file_of_a_pod_that_is_removed_goes_too(tmp_path: Path) -> None:
     index = full_index()
     snapshots = snapshots_of(tmp_path, index)
-    service = Service(FakeIndex(), RestingFeed(True), snapshots=snapshots)
+    service = Service(FakeIndex(), RestingFeed(True))
+    service.snapshots = snapshots
     service.put(POD, PodConfig(model="m", endpoint="tcp://h:1"))
     snapshots.save(POD, RestingFeed(True))
     assert len(list(tmp_path.iterdir())) == 1
@@ -225,9 +232,12 @@ def a_server(folder: Path, engine: LossyPublisher) -> Iterator[tuple[Service, Fl
     """The service of one process: it begins with what is in the folder, and saves at its end."""
     secret = read_secret(folder)
     index = FleetIndex(IndexOptions(secret=secret))
-    with Subscriber(index, silence_s=0.2, digests=digests_under(secret)) as feed:
+    subscriber = Subscriber(index, silence_s=0.2)
+    subscriber.digests = digests_under(secret)
+    with subscriber as feed:
         snapshots = Snapshots(folder, index, journal=feed.journal)
-        service = Service(index, feed, journal=feed.journal, snapshots=snapshots)
+        service = Service(index, feed, journal=feed.journal)
+        service.snapshots = snapshots
         service.put(
             POD,
             PodConfig(

@@ -39,6 +39,7 @@ class Service:
 
     Attributes:
         asked: How pods answered that were asked where they publish.
+        snapshots: The files of pods, if there are any; set before the first pod is registered.
     """
 
     def __init__(
@@ -50,12 +51,11 @@ class Service:
         readiness: Readiness | None = None,
         journal: Journal | None = None,
         picking: Picking | None = None,
-        snapshots: Snapshots | None = None,
     ) -> None:
         self.index = index
         self.feed = feed
         self.picking = picking or Picking(index)
-        self.snapshots = snapshots
+        self.snapshots: Snapshots | None = None
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvbraid.events.digest import RANDOM, digests_under
+from kvbraid.events.digest import digests_under
 from kvbraid.fleet.index import MOST_RANKS, FleetIndex, IndexOptions
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
@@ -34,18 +34,20 @@ def new_service(config: FleetConfig) -> Service:
     folder = snapshot_folder(config)
     secret = None if folder is None else read_secret(folder)
     index = FleetIndex(replace(index_options(config), secret=secret))
-    digests = RANDOM if secret is None else digests_under(secret)
-    feed = Subscriber(index, silence_s=config.server.silence_s, digests=digests)
+    feed = Subscriber(index, silence_s=config.server.silence_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
-    return Service(
+    service = Service(
         index,
         feed,
         limits=config.limits,
         readiness=readiness,
         journal=feed.journal,
         picking=Picking(index, config.routing),
-        snapshots=Snapshots(folder, index, journal=feed.journal) if folder else None,
     )
+    if folder is not None and secret is not None:
+        feed.digests = digests_under(secret)
+        service.snapshots = Snapshots(folder, index, journal=feed.journal)
+    return service
 
 
 def snapshot_folder(config: FleetConfig) -> Path | None:

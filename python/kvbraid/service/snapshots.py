@@ -127,7 +127,7 @@ class Snapshots:
     def save_all(
         self, pods: Sequence[PodId], feed: Resting, *, within_s: float, over: threading.Event
     ) -> None:
-        """Write the files of pods, each when it is at rest; those that are not in time are late."""
+        """Write the files of pods, each when it is at rest; who is not in time is late."""
         late, ends_at = list(pods), time.monotonic() + within_s
         while late and not over.is_set():
             late = [pod for pod in late if not self.save(pod, feed)]

@@ -5,6 +5,7 @@ since the last Reset (or clear) is the engine's log from there on, in order, eac
 """
 
 from collections import deque
+from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -46,8 +47,10 @@ class Link(RuleBasedStateMachine):
     )
     def start(self, buffer_batches: int, remembered: int, hold_limit_bytes: int) -> None:
         self.engine = Engine(buffer_batches)
-        self.options = {"hold_limit_bytes": hold_limit_bytes, "remembered": remembered}
-        self.tracker = SequenceTracker(**self.options)
+        self.renew = partial(
+            SequenceTracker, hold_limit_bytes=hold_limit_bytes, remembered=remembered
+        )
+        self.tracker = self.renew()
         self.is_ample = buffer_batches == 1000
         self.is_up = False
         self.live: deque[tuple[int, bytes]] = deque()
@@ -155,7 +158,7 @@ class Link(RuleBasedStateMachine):
         progress = self.tracker.progress()
         if progress is not None:
             self.disconnect()
-            self.tracker = SequenceTracker(**self.options)
+            self.tracker = self.renew()
             self.tracker.go_on(progress)
             self.tracker.check_integrity()
 

@@ -53,10 +53,10 @@ class Subscriber(Closing):
         hold_limit_bytes: Bytes that each rank may hold while a replay is under way.
         queue_limit_bytes: Bytes of a connection that may wait to be read; a connection with more
             is cut and made again. This is checked four times a second, for tcp on Linux only.
-        digests: Of payloads; a `progress` is of use where they are under the same key.
 
     Attributes:
         journal: Writes log lines about the pods.
+        digests: Of payloads; set before the start. A `progress` is of use under the same key.
 
     Raises:
         InvalidValueError: A time or size that is not above 0.
@@ -71,7 +71,6 @@ class Subscriber(Closing):
         retry_max_s: float = 2.0,
         hold_limit_bytes: int = 32 << 20,
         queue_limit_bytes: int = 64 << 20,
-        digests: Digests = RANDOM,
     ) -> None:
         _check_positive(silence_s=silence_s, replay_timeout_s=replay_timeout_s)
         _check_positive(retry_max_s=retry_max_s, hold_limit_bytes=hold_limit_bytes)
@@ -83,7 +82,7 @@ class Subscriber(Closing):
             hold_limit_bytes=hold_limit_bytes,
             queue_limit_bytes=queue_limit_bytes,
         )
-        self._digests = digests
+        self.digests: Digests = RANDOM
         self.journal = Journal()
         self._sink = JournalledSink(sink, self.journal)
         self._tick_s = min(silence_s / 4, replay_timeout_s / 4, _LONGEST_TICK_S)
@@ -105,7 +104,7 @@ class Subscriber(Closing):
             assert self._thread is None, "a subscriber starts once"
             environment = self._open_environment()
             self._reactor = environment.reactor
-            self._follower = Follower(self._sink, environment, self._patience, self._digests)
+            self._follower = Follower(self._sink, environment, self._patience, self.digests)
             self._thread = threading.Thread(
                 target=self._run,
                 args=(environment, self._follower),
@@ -155,15 +154,16 @@ class Subscriber(Closing):
         Raises:
             ServiceError: The subscriber is not running, or the work raised.
         """
-        done = []
+        done = threading.Event()
 
         def try_it(follower: Follower) -> None:
             progress = follower.progress(pod)
             if progress is not None:
-                done.append(work(progress))
+                work(progress)
+                done.set()
 
         self._command(try_it)
-        return bool(done)
+        return done.is_set()
 
     def check(self, feed: FeedConfig, replaced: FeedConfig | None = None) -> None:
         """Refuse an address that `add` could not bind once `replaced` is gone; change nothing.
@@ -276,7 +276,7 @@ class Subscriber(Closing):
         assert old is not None
         environment = self._open_environment()
         try:
-            follower = Follower(self._sink, environment, self._patience, self._digests)
+            follower = Follower(self._sink, environment, self._patience, self.digests)
             follower.take_over(old)
         except BaseException:
             environment.close()
