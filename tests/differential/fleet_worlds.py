@@ -4,16 +4,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
+import pytest
 from hypothesis import strategies as st
 from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
+from kvbraid.fleet.weights import TIER_WEIGHTS
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.spec import Topology
 
 from tests.reference import fleet_traffic as traffic
-from tests.reference.fleet_index import Prefix, RankModel
+from tests.reference.fleet_index import Answer, Prefix, RankModel
 from tests.reference.fleet_traffic import Engine, Habits, Hashes
 from tests.reference.topologies import topologies
 
@@ -148,6 +150,27 @@ def world(
     is_wide = algo is None and seed % 2 == 1
     prompts = traffic.prompts(random, unit, random.randint(1, 4), wide=is_wide)
     return World(index, engines, prompts, random, idle=RankModel(fleet[0], {}), renew=renew)
+
+
+def tiers_of(name: str) -> list[Tier]:
+    return [Tier(tier) for tier in name.split("+")]
+
+
+def check_exact(row: PodScore, engine: Engine, prompt: Prefix) -> None:
+    for name, bounds in row.tiers.items():
+        expected = engine.model.answer(prompt, tiers_of(name))
+        assert Answer(bounds.lower, bounds.upper) == expected, (row, prompt)
+    assert row.present == engine.model.present(prompt, [Tier.GPU])
+    assert row.expected == engine.model.likely(prompt, [Tier.GPU])
+    assert row.score == pytest.approx(engine.model.score(prompt, TIER_WEIGHTS)), (row, prompt)
+
+
+def check_bounds(row: PodScore, engine: Engine, prompt: Prefix) -> None:
+    for name, bounds in row.tiers.items():
+        truth = engine.model.answer(prompt, tiers_of(name))
+        assert bounds.lower <= truth.lower, (name, row, prompt)
+        assert bounds.upper >= truth.upper, (name, row, prompt)
+    assert row.present <= engine.model.present(prompt, [Tier.GPU])
 
 
 SEEDS = st.integers(0, 2**32)

@@ -1,4 +1,4 @@
-"""`FleetIndex.save` and `load` against the model of their law: loading is having replayed.
+"""`FleetIndex.save` and `load` against the model: to load is to have replayed.
 
 Random engines act, and every now and then another index takes over from what the one before saved.
 Every answer must still be the model's, which knows nothing of that. Bytes that are not a whole
@@ -14,8 +14,16 @@ from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId
 from kvbraid.spec import Topology
 
-from tests.differential.fleet_worlds import FLEETS, HABITS, SECRET, SEEDS, STEPS, world
-from tests.differential.test_fleet_index import check_bounds, check_exact
+from tests.differential.fleet_worlds import (
+    FLEETS,
+    HABITS,
+    SECRET,
+    SEEDS,
+    STEPS,
+    check_bounds,
+    check_exact,
+    world,
+)
 from tests.reference.fleet_traffic import Habits
 
 POD = PodId("a")

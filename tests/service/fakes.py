@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import UnknownError
-from kvbraid.events.sequence import Progress
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
@@ -207,11 +207,11 @@ class FakeFeed:
         if self.unusable is not None:
             raise self.unusable
 
-    def at_rest(self, pod: PodId, work: Callable[[Sequence[Progress]], None], /) -> bool:
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
         del pod, work
         return False
 
-    def add(self, pod: PodId, config: Followed, progress: Sequence[Progress] = (), /) -> None:
+    def add(self, pod: PodId, config: Followed, progress: Sequence[Settled] = (), /) -> None:
         del progress
         refuse, self.refuse_next = self.refuse or self.refuse_next, None
         if refuse is not None:

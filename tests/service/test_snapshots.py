@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.events.digest import digests_under
-from kvbraid.events.sequence import Progress
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
@@ -22,10 +22,10 @@ from kvbraid.service.snapshots import Snapshots, read_secret, saving, write_whol
 
 from tests.service.engines import LOOPBACK, LossyPublisher, open_publisher
 from tests.service.fakes import FakeFeed, FakeIndex
-from tests.service.test_late_start import FULL, stored, wait_until
+from tests.service.stores import FULL, stored, wait_until
 
 POD = PodId("a/b")
-SETTLED = [Progress(last=3, digest=9, lost_to=-1, is_complete=True, why="")]
+SETTLED = [Settled(last=3, digest=9, lost_to=-1, is_complete=True, why="")]
 SECRET = bytes(range(32))
 
 
@@ -36,7 +36,7 @@ class RestingFeed(FakeFeed):
         super().__init__()
         self.rests = list(rests)
 
-    def at_rest(self, pod: PodId, work: Callable[[Sequence[Progress]], None], /) -> bool:
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
         is_resting = self.rests.pop(0) if len(self.rests) > 1 else self.rests[0]
         if is_resting:
             work(SETTLED)

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
 use kvbraid_core::fleet::{
-    Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row, ScoreRequest,
-    SeenBefore, State,
+    self, Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row,
+    ScoreRequest, SeenBefore, State,
 };
 use kvbraid_core::spec::GroupSpec;
 use kvbraid_core::{Error, Result};
@@ -309,7 +309,7 @@ impl FleetCore {
 
     /// The note that was saved with the pod.
     fn load(&self, py: Python<'_>, name: &str, saved: &[u8]) -> PyResult<String> {
-        self.change(py, |index| index.load(name, saved))
+        self.change(py, |index| fleet::load(index, name, saved))
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {

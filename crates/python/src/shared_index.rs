@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Applied, Asked, Index, RankInfo, SLICE, ScoreRequest, SeenBefore, Unsealed,
+    self, Applied, Asked, Index, RankInfo, SLICE, ScoreRequest, SeenBefore, Unsealed,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -106,7 +106,7 @@ impl SharedIndex {
     /// A pod as bytes, but for its seal: nobody waits for that.
     pub(crate) fn save(&self, name: &str, note: &str) -> Result<Unsealed, Error> {
         let _turn = self.turn.lock();
-        self.index.lock().save(name, note)
+        fleet::save(&mut self.index.lock(), name, note)
     }
 
     /// Resets the ranks of a feed, one portion at a time.

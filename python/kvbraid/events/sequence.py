@@ -97,7 +97,7 @@ class _Proof(NamedTuple):
     digest: int
 
 
-class Progress(NamedTuple):
+class Settled(NamedTuple):
     """What a tracker has settled, from which one in another process can go on.
 
     `last` and `digest` are those of the batch delivered last (None: it was lost), `lost_to` the
@@ -156,13 +156,13 @@ class SequenceTracker:
         """Why the state is not EXACT; empty when it is."""
         return self._said.reason
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> Settled | None:
         """Return what is settled; None while it is in doubt whose batches the last ones are."""
         if self._proof is not None:
             return None
-        return Progress(self.last, self._last_digest, self._lost_to, self._is_complete, self._why)
+        return Settled(self.last, self._last_digest, self._lost_to, self._is_complete, self._why)
 
-    def go_on(self, progress: Progress) -> None:
+    def go_on(self, progress: Settled) -> None:
         """Begin with what another tracker had settled, before any input.
 
         The engine has to show the batch delivered last, as after any other connection.

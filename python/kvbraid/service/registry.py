@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from kvbraid.errors import KvbraidError, counted, shortened
-from kvbraid.events.sequence import Progress
+from kvbraid.events.sequence import Settled
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
 from kvbraid.service.config import Followed, Limits, PodConfig, ServerOptions, Serving
@@ -246,7 +246,7 @@ class Service:
         self._found[pod] = found
         self.journal.note("events_found", Rank(pod), f"it publishes at {found.endpoint}")
 
-    def _loaded(self, pod: PodId, config: PodConfig) -> Sequence[Progress]:
+    def _loaded(self, pod: PodId, config: PodConfig) -> Sequence[Settled]:
         """Load what an earlier server saved of a pod that is registered now, if anything."""
         return self.snapshots.load(pod, config.dp_size) if self.snapshots else ()
 

@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from kvbraid.errors import InvalidValueError, KvbraidError, SnapshotError, one_line
-from kvbraid.events.sequence import Progress
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet.index import SECRET_BYTES
 from kvbraid.ids import PodId
 from kvbraid.service.journal import Journal, Rank
@@ -57,7 +57,7 @@ class Saving(Protocol):
 class Resting(Protocol):
     """The part of `Subscriber` that tells when a pod can be saved."""
 
-    def at_rest(self, pod: PodId, work: Callable[[Sequence[Progress]], None], /) -> bool:
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
         """Do some work while the index has what was settled of a pod; False: not now."""
 
 
@@ -88,11 +88,11 @@ class Snapshots:
         now = time.monotonic()
         return {pod: now - at for pod, at in dict(self._written_at).items()}
 
-    def load(self, pod: PodId, num_ranks: int) -> list[Progress]:
+    def load(self, pod: PodId, num_ranks: int) -> list[Settled]:
         """Load a registered pod, and return how far each rank was settled; empty: it is cold."""
         try:
             note = self._index.load(pod, self._path(pod).read_bytes())
-            progress = msgspec.json.decode(note, type=list[Progress])
+            progress = msgspec.json.decode(note, type=list[Settled])
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -109,7 +109,7 @@ class Snapshots:
         """Write the file of a pod; False: not now, because it is not at rest. Never raises."""
         saved: list[bytes] = []
 
-        def take(progress: Sequence[Progress]) -> None:
+        def take(progress: Sequence[Settled]) -> None:
             saved.append(self._index.save(pod, note=msgspec.json.encode(progress).decode()))
 
         try:

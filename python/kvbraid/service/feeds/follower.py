@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.events.digest import RANDOM, Digests
-from kvbraid.events.sequence import Progress, SequenceTracker
+from kvbraid.events.sequence import SequenceTracker, Settled
 from kvbraid.ids import PodId
 from kvbraid.reading import POSITIVE, check
 from kvbraid.service.capacity import check_capacity
@@ -114,7 +114,7 @@ class Follower:
             self.add(pod, config)
         self._is_taking_over = False
 
-    def add(self, pod: PodId, config: FeedConfig, progress: Sequence[Progress] = ()) -> None:
+    def add(self, pod: PodId, config: FeedConfig, progress: Sequence[Settled] = ()) -> None:
         """Follow all ranks of a pod, or none of them if there is an error.
 
         With a `progress` for each rank they go on from there; else with a replay from 0.
@@ -156,7 +156,7 @@ class Follower:
         self.feeds = {name: ranks for name, ranks in self.feeds.items() if name != pod}
         self.configs = {name: config for name, config in self.configs.items() if name != pod}
 
-    def progress(self, pod: PodId) -> list[Progress] | None:
+    def progress(self, pod: PodId) -> list[Settled] | None:
         """Return how far each rank of a pod is settled in the sink; None while one is in doubt."""
         found = [feed.progress() for feed in self.feeds.get(pod, ())]
         return [known for known in found if known] if found and all(found) else None
@@ -224,7 +224,7 @@ class Follower:
         rank: int,
         config: FeedConfig,
         addresses: Addresses,
-        progress: Sequence[Progress],
+        progress: Sequence[Settled],
     ) -> None:
         tracker = self._trackers.pop((pod, rank), None)
         if tracker is None:

@@ -20,10 +20,10 @@ from kvbraid.events.sequence import (
     Deliver,
     Effect,
     Lose,
-    Progress,
     Reset,
     SequenceTracker,
     SetState,
+    Settled,
 )
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.feeds.endpoints import topic_names
@@ -198,7 +198,7 @@ class RankFeed:
         """Whether outputs wait to be carried out: until then nothing more should be read."""
         return bool(self._todo)
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> Settled | None:
         """Return what is settled and in the sink; None while the sink lacks some of it."""
         is_behind = self._todo or self._cleared >= 0
         return None if is_behind else self.tracker.progress()

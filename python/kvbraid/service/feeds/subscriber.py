@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError, one_line
 from kvbraid.events.digest import RANDOM, Digests
-from kvbraid.events.sequence import Progress
+from kvbraid.events.sequence import Settled
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.capacity import check_capacity, new_context
 from kvbraid.service.closing import Closing
@@ -134,7 +134,7 @@ class Subscriber(Closing):
         """Why nothing is followed at the moment although it should be; None when all is well."""
         return self._failure
 
-    def add(self, pod: PodId, feed: FeedConfig, progress: Sequence[Progress] = ()) -> None:
+    def add(self, pod: PodId, feed: FeedConfig, progress: Sequence[Settled] = ()) -> None:
         """Follow all ranks of a pod, beginning with a replay from 0, or from a `progress` on.
 
         A progress is one per rank, as `at_rest` gave it to a process that has ended since.
@@ -145,7 +145,7 @@ class Subscriber(Closing):
         """
         self._command(lambda follower: follower.add(pod, feed, progress))
 
-    def at_rest(self, pod: PodId, work: Callable[[Sequence[Progress]], None]) -> bool:
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None]) -> bool:
         """Do some work while the sink has exactly what was settled of a pod.
 
         Returns False without any work if it does not now: batches wait, or it is in doubt whose

@@ -3,8 +3,8 @@
 //! In reading order:
 //! - `feed`: what feeds report: payloads, losses, restarts;
 //! - `routed`: what a gateway reports that it is sending and has sent to a pod;
-//! - `registration`: pods come and go;
 //! - `snapshots`: a pod to bytes and back;
+//! - `registration`: pods come and go;
 //! - `info`: what is known of each rank, for people;
 //! - `explain`: why an answer is what it is;
 //! - `limits`: how much memory is held, and what is forgotten above that;

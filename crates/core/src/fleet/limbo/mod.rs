@@ -40,12 +40,12 @@
 //! - `possible`: the answer to that;
 //! - `tails`: what an engine's retention shows;
 //! - `forget`: hashes that no longer matter leave;
+//! - `sound`: whether what a snapshot says can be;
 //! - `span`: one sparse store;
 //! - `frames`: what positions are measured from;
 //! - `salts`: hashes that share a salt;
 //! - `records`: what is kept for a hash, a trie and a class;
 //! - `slab`: items with indices that stay;
-//! - `sound`: whether what a snapshot says can be;
 //! - `fact`: the words of facts.
 
 use serde::{Deserialize, Serialize};
@@ -84,6 +84,7 @@ use span::SparseSpan;
 pub(super) use fact::{Fact, Frame, PlacedBy, Position, Salt};
 pub(super) use possible::Possible;
 pub(super) use reach::{Looks, PromptPositions, possible};
+pub(super) use sound::{restored, shorten_paths};
 pub(super) use span::{SparseStore, Tails};
 
 /// Everything of one rank that is undecided.

@@ -19,48 +19,67 @@ const MOST_TOKENS: u32 = 1 << 28;
 /// The blocks between two ends of tails are a small number (`Catalog::tails`).
 const MOST_EVERY: u32 = 64;
 
-impl Limbo {
-    /// Takes what was read from a snapshot, for an index with this field. Every undecided slot then has
-    /// its entry. `None` if it cannot be.
-    pub(crate) fn restored(
-        self,
-        field: KeyField,
-        narrows: bool,
-        slots: &mut Slots,
-    ) -> Option<Self> {
-        let limbo = Self {
-            field,
-            narrows,
-            ..self
-        };
-        let is_sound = limbo.has_sound_records(slots) && limbo.has_sound_rings();
-        (is_sound && limbo.enter_slots(slots)).then_some(limbo)
-    }
+/// Takes what was read from a snapshot, for an index with this field. Every undecided slot then has its
+/// entry. `None` if it cannot be.
+pub(crate) fn restored(
+    saved: Limbo,
+    field: KeyField,
+    narrows: bool,
+    slots: &mut Slots,
+) -> Option<Limbo> {
+    let limbo = Limbo {
+        field,
+        narrows,
+        ..saved
+    };
+    let read = AsRead(&limbo);
+    let is_sound = read.has_sound_records(slots) && read.has_sound_rings();
+    (is_sound && enter_slots(&limbo, slots)).then_some(limbo)
+}
 
-    /// Points each undecided slot to its entry. False if one has none, or two.
-    fn enter_slots(&self, slots: &mut Slots) -> bool {
-        let mut entries = self.entries.iter();
-        entries.all(|(id, entry)| slots.enter_limbo(entry.slot, LimboId(id)))
-            && slots.num_awaited() == 0
+/// Ends the paths that look-ups shorten by and by, so that equal limbos are written alike.
+pub(crate) fn shorten_paths(limbo: &Limbo) {
+    for (id, class) in (0u32..).zip(&limbo.classes) {
+        class.parent.set(limbo.root(ClassId(id)).0);
     }
+    for id in (0u32..).take(limbo.tries.len()) {
+        limbo.resolve(Position {
+            frame: Frame::Trie(TrieId(id)),
+            step: Step::NONE,
+        });
+    }
+}
 
+/// Points each undecided slot to its entry. False if one has none, or two.
+fn enter_slots(limbo: &Limbo, slots: &mut Slots) -> bool {
+    let mut entries = limbo.entries.iter();
+    entries.all(|(id, entry)| slots.enter_limbo(entry.slot, LimboId(id)))
+        && slots.num_awaited() == 0
+}
+
+/// What was read.
+#[derive(Clone, Copy)]
+struct AsRead<'a>(&'a Limbo);
+
+impl AsRead<'_> {
     fn has_sound_records(&self, slots: &Slots) -> bool {
         let end = slots.end();
         let has_slot = |slot: SlotId| (slot.0 as usize) < end;
-        self.entries.is_sound()
-            && self.spans.is_sound()
+        self.0.entries.is_sound()
+            && self.0.spans.is_sound()
             && self.classes_end()
             && self.tries_end()
-            && self.entries.iter().all(|(id, entry)| {
+            && self.0.entries.iter().all(|(id, entry)| {
                 has_slot(entry.slot) && is_key(entry.ahead) && self.is_sound_entry(LimboId(id))
             })
-            && self.spans.iter().all(|(id, span)| {
+            && self.0.spans.iter().all(|(id, span)| {
                 span.listed.iter().all(|listed| has_slot(listed.slot))
                     && self.is_sound_span(SpanId(id), span)
             })
             && self.has_sound_first_tokens()
-            && self.span_bytes
+            && self.0.span_bytes
                 == self
+                    .0
                     .spans
                     .iter()
                     .map(|(_, s)| s.list_bytes())
@@ -69,11 +88,11 @@ impl Limbo {
 
     /// Every class leads to one that is its own parent, and salts and members are kept there.
     fn classes_end(&self) -> bool {
-        let parents: Vec<u32> = self.classes.iter().map(|c| c.parent.get()).collect();
+        let parents: Vec<u32> = self.0.classes.iter().map(|c| c.parent.get()).collect();
         let up = |id: u32| (parents[id as usize] != id).then_some(parents[id as usize]);
         parents.iter().all(|id| (*id as usize) < parents.len())
             && ends(parents.len(), up)
-            && (0u32..).zip(&self.classes).all(|(id, class)| {
+            && (0u32..).zip(&self.0.classes).all(|(id, class)| {
                 let is_root = class.parent.get() == id;
                 class.label.is_none_or(|salt| is_key(salt.0))
                     && (is_root || class.members.is_none())
@@ -82,7 +101,7 @@ impl Limbo {
 
     /// Every trie floats below a hash that knows it, or hangs, and what it hangs in ends.
     fn tries_end(&self) -> bool {
-        let outer = |id: u32| match self.tries[id as usize].hangs.get()?.frame {
+        let outer = |id: u32| match self.0.tries[id as usize].hangs.get()?.frame {
             Frame::Trie(trie) => Some(trie.0),
             Frame::Absolute => None,
         };
@@ -93,33 +112,33 @@ impl Limbo {
                     && trie.first_tokens.is_empty()
             }
             None => {
-                let root = self.entries.get(trie.root.0);
+                let root = self.0.entries.get(trie.root.0);
                 root.is_some_and(|root| root.trie == Some(TrieId(id)))
             }
         };
-        (0u32..).zip(&self.tries).all(is_sound) && ends(self.tries.len(), outer)
+        (0u32..).zip(&self.0.tries).all(is_sound) && ends(self.0.tries.len(), outer)
     }
 
     fn is_position(&self, at: Position) -> bool {
         let is_frame = match at.frame {
-            Frame::Trie(trie) => (trie.0 as usize) < self.tries.len(),
+            Frame::Trie(trie) => (trie.0 as usize) < self.0.tries.len(),
             Frame::Absolute => true,
         };
         is_frame && is_step(at.step)
     }
 
     fn is_sound_entry(&self, id: LimboId) -> bool {
-        let entry = &self.entries[id.0];
+        let entry = &self.0.entries[id.0];
         let floats = entry.trie.is_none_or(|trie| {
-            let trie = self.tries.get(trie.0 as usize);
+            let trie = self.0.tries.get(trie.0 as usize);
             entry.at.is_none() && trie.is_some_and(|t| t.root == id && t.hangs.get().is_none())
         });
         let is_named = |(at, &(span, i)): (u32, &(SpanId, u32))| {
-            let span = self.spans.get(span.0);
+            let span = self.0.spans.get(span.0);
             let listed = span.and_then(|span| span.listed.get(i as usize));
             listed.is_some_and(|l| l.entry == Some(id) && l.named_at == at && l.slot == entry.slot)
         };
-        (entry.class.0 as usize) < self.classes.len()
+        (entry.class.0 as usize) < self.0.classes.len()
             && entry.at.is_none_or(|at| self.is_position(at))
             && floats
             && (0u32..).zip(&entry.spans).all(is_named)
@@ -130,7 +149,7 @@ impl Limbo {
         let is_listed = |(i, listed): (u32, &Listed)| {
             let is_known = match listed.entry {
                 None => listed.elsewhere.is_some(),
-                Some(entry) => self.entries.get(entry.0).is_some_and(|entry| {
+                Some(entry) => self.0.entries.get(entry.0).is_some_and(|entry| {
                     entry.spans.get(listed.named_at as usize) == Some(&(id, i))
                 }),
             };
@@ -142,7 +161,7 @@ impl Limbo {
                 && listed.elsewhere.is_none_or(is_place)
         };
         let is_tail = |every: u32| (2..=MOST_EVERY).contains(&every);
-        (span.class.0 as usize) < self.classes.len()
+        (span.class.0 as usize) < self.0.classes.len()
             && self.is_position(span.start)
             && !span.is_dirty
             && span.ends.iter().all(|end| end.tokens > 0 && is_step(*end))
@@ -154,67 +173,74 @@ impl Limbo {
     }
 
     fn has_sound_first_tokens(&self) -> bool {
-        let mut indexed = self.by_first_token.iter();
-        let listed: usize = self.tries.iter().map(|trie| trie.first_tokens.len()).sum();
+        let mut indexed = self.0.by_first_token.iter();
+        let listed: usize = self
+            .0
+            .tries
+            .iter()
+            .map(|trie| trie.first_tokens.len())
+            .sum();
         indexed.all(|(token, trie)| {
-            let trie = self.tries.get(trie.0 as usize);
+            let trie = self.0.tries.get(trie.0 as usize);
             trie.is_some_and(|trie| trie.first_tokens.contains(token))
-        }) && listed == self.by_first_token.len()
+        }) && listed == self.0.by_first_token.len()
     }
 
     /// Every item of a ring names its neighbours, and every owner has one ring of all that is its own.
     fn has_sound_rings(&self) -> bool {
         let all = |_: u32| true;
-        let placed = |id: u32| self.entries[id].at.is_some();
-        self.entries.is_linked::<OfClass>(all)
-            && self.entries.is_linked::<OfFrame>(placed)
-            && self.spans.is_linked::<OfFrame>(all)
-            && self.rings_of_classes() == Some(self.entries.len())
+        let placed = |id: u32| self.0.entries[id].at.is_some();
+        self.0.entries.is_linked::<OfClass>(all)
+            && self.0.entries.is_linked::<OfFrame>(placed)
+            && self.0.spans.is_linked::<OfFrame>(all)
+            && self.rings_of_classes() == Some(self.0.entries.len())
             && self.rings_of_hashes()
-                == Some(self.entries.iter().filter(|(id, _)| placed(*id)).count())
-            && self.rings_of_spans() == Some(self.spans.len())
+                == Some(self.0.entries.iter().filter(|(id, _)| placed(*id)).count())
+            && self.rings_of_spans() == Some(self.0.spans.len())
     }
 
     /// How many hashes are in the rings of classes; `None` if one is in another's ring.
     fn rings_of_classes(&self) -> Option<usize> {
-        let owners = (0u32..).zip(&self.classes);
+        let owners = (0u32..).zip(&self.0.classes);
         count_rings::<OfClass, _>(
-            &self.entries,
+            &self.0.entries,
             owners.filter_map(|(id, class)| Some((ClassId(id), class.members?.0))),
-            |class, id| self.class_of(LimboId(id)) == class,
+            |class, id| self.0.class_of(LimboId(id)) == class,
         )
     }
 
     fn rings_of_hashes(&self) -> Option<usize> {
-        let of_tries = (0u32..).zip(&self.tries);
+        let of_tries = (0u32..).zip(&self.0.tries);
         let of_tries =
             of_tries.filter_map(|(id, trie)| Some((Frame::Trie(TrieId(id)), 0, trie.members?.0)));
         let absolute = self
+            .0
             .by_prefix
             .iter()
             .map(|(key, head)| (Frame::Absolute, *key, head.0));
         let owners = of_tries
             .chain(absolute)
             .map(|(frame, key, head)| ((frame, key), head));
-        count_rings::<OfFrame, _>(&self.entries, owners, |owner, id| {
-            let at = self.entries[id].at.map(|at| self.resolve(at));
+        count_rings::<OfFrame, _>(&self.0.entries, owners, |owner, id| {
+            let at = self.0.entries[id].at.map(|at| self.0.resolve(at));
             at.map(owner_at) == Some(owner)
         })
     }
 
     fn rings_of_spans(&self) -> Option<usize> {
-        let of_tries = (0u32..).zip(&self.tries);
+        let of_tries = (0u32..).zip(&self.0.tries);
         let of_tries =
             of_tries.filter_map(|(id, trie)| Some((Frame::Trie(TrieId(id)), 0, trie.spans?.0)));
         let absolute = self
+            .0
             .by_start
             .iter()
             .map(|(key, head)| (Frame::Absolute, *key, head.0));
         let owners = of_tries
             .chain(absolute)
             .map(|(frame, key, head)| ((frame, key), head));
-        count_rings::<OfFrame, _>(&self.spans, owners, |owner, id| {
-            owner_at(self.resolve(self.spans[id].start)) == owner
+        count_rings::<OfFrame, _>(&self.0.spans, owners, |owner, id| {
+            owner_at(self.0.resolve(self.0.spans[id].start)) == owner
         })
     }
 }

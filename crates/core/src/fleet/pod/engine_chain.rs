@@ -10,7 +10,6 @@
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
-use super::catalog::MAX_BLOCK_TOKENS;
 use crate::hash::{ChainSpec, Digest, ExtraKeys, HashAlgo, none_hash};
 
 /// One hash function: algorithm and seed hash.
@@ -155,7 +154,7 @@ impl EngineChain {
         (self.candidates).retain(|function| algos.contains(&function.algo));
         let is_known = self.candidates.iter().map(|f| f.algo).eq(algos)
             && misses <= MISSES
-            && unit.is_none_or(|unit| (1..=MAX_BLOCK_TOKENS).contains(&unit))
+            && unit != Some(0)
             && effort <= EFFORT;
         is_known.then_some(Self {
             standing,

@@ -1,6 +1,7 @@
 //! One data-parallel rank of one pod: its table of hashes, its groups, its state, its counters.
 //!
 //! In reading order:
+//! - `saved`: all of it in a snapshot;
 //! - `rank_state`: how far what is known can be relied on;
 //! - `copies`: copies are added and removed, and their bits follow;
 //! - `loss`: what a rank loses at once;
@@ -9,8 +10,7 @@
 //! - `pool`: what is known of the content of the engine's pool;
 //! - `unknown`: how many unknown blocks that pool may hold;
 //! - `undecided`: what batches may spend on undecided hashes;
-//! - `counts`: what is counted for people to read;
-//! - `saved`: all of it in a snapshot.
+//! - `counts`: what is counted for people to read.
 
 pub(in crate::fleet) mod copies;
 pub(in crate::fleet) mod counts;

@@ -12,7 +12,7 @@ use super::pool::PoolKnowledge;
 use super::rank_state::RankState;
 use super::unidentified::Unidentified;
 use crate::fleet::effort::{Effort, MOST_EFFORT_KEPT};
-use crate::fleet::limbo::Limbo;
+use crate::fleet::limbo::{Limbo, restored, shorten_paths};
 use crate::fleet::pod::adapters::Adapters;
 use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::SavedChain;
@@ -53,16 +53,17 @@ pub(in crate::fleet) struct DetachedRank {
     table: Detached,
 }
 
-impl Rank {
-    /// Writes the records of the table, and returns what else there is.
-    pub(in crate::fleet) fn save(
-        &mut self,
+impl SavedRank {
+    /// Writes the records of a rank's table, and returns what else there is.
+    pub(in crate::fleet) fn of(
+        rank: &mut Rank,
         shared: &mut SharedPresence<'_>,
         out: &mut Vec<u8>,
-    ) -> SavedRank {
+    ) -> Self {
         // The next batch would begin with this.
-        self.forget_doomed(usize::MAX, shared);
-        let Self {
+        rank.forget_doomed(usize::MAX, shared);
+        shorten_paths(&rank.limbo);
+        let Rank {
             dp_rank,
             column: _,
             slots,
@@ -84,8 +85,8 @@ impl Rank {
             unidentified,
             is_format_confirmed,
             counts,
-        } = self;
-        SavedRank {
+        } = rank;
+        Self {
             dp_rank: *dp_rank,
             slots: slots.save(shared.nodes, out),
             limbo: limbo.clone(),
@@ -105,17 +106,17 @@ impl Rank {
         }
     }
 
-    /// A rank of which nothing is known, with what was read from a snapshot; `None` if that cannot be.
+    /// The rank, given one of which nothing is known; `None` if that cannot be.
     pub(in crate::fleet) fn restored(
         self,
-        saved: SavedRank,
+        fresh: Rank,
         secret: &Secret,
         reader: &mut Reader<'_>,
     ) -> Option<DetachedRank> {
-        let mut table = Slots::restored(saved.slots, secret.spread(), reader)?;
-        let (field, narrows) = (secret.field(), self.limbo.narrows);
-        let catalog = self.catalog.restored(saved.catalog)?;
-        let silent = match saved.silent {
+        let mut table = Slots::restored(self.slots, secret.spread(), reader)?;
+        let (field, narrows) = (secret.field(), fresh.limbo.narrows);
+        let catalog = fresh.catalog.restored(self.catalog)?;
+        let silent = match self.silent {
             None => None,
             Some(saved) => {
                 let topology = catalog.topology()?;
@@ -123,28 +124,28 @@ impl Rank {
                 Some(Box::new(silent.restored(saved)?))
             }
         };
-        let rank = Self {
-            dp_rank: saved.dp_rank,
-            column: self.column,
-            slots: self.slots,
-            limbo: saved.limbo.restored(field, narrows, &mut table.slots)?,
+        let rank = Rank {
+            dp_rank: self.dp_rank,
+            column: fresh.column,
+            slots: fresh.slots,
+            limbo: restored(self.limbo, field, narrows, &mut table.slots)?,
             doomed: Vec::new(),
-            effort: saved.effort.at_most(MOST_EFFORT_KEPT)?,
-            limbo_limit: self.limbo_limit,
+            effort: self.effort.at_most(MOST_EFFORT_KEPT)?,
+            limbo_limit: fresh.limbo_limit,
             catalog,
             silent,
-            chain: self.chain.restored(saved.chain)?,
-            loras: self.loras,
-            adapters: saved.adapters,
-            feeds: saved.feeds,
-            feeds_with_history: saved.feeds_with_history,
-            state: saved.state,
-            pool: saved.pool,
-            counts_copies: self.counts_copies,
-            saw_media: saved.saw_media,
-            unidentified: saved.unidentified,
-            is_format_confirmed: saved.is_format_confirmed,
-            counts: saved.counts,
+            chain: fresh.chain.restored(self.chain)?,
+            loras: fresh.loras,
+            adapters: self.adapters,
+            feeds: self.feeds,
+            feeds_with_history: self.feeds_with_history,
+            state: self.state,
+            pool: self.pool,
+            counts_copies: fresh.counts_copies,
+            saw_media: self.saw_media,
+            unidentified: self.unidentified,
+            is_format_confirmed: self.is_format_confirmed,
+            counts: self.counts,
         };
         Some(DetachedRank { rank, table })
     }

@@ -16,9 +16,9 @@
 //! second channel in the same way.
 //!
 //! In reading order:
+//! - `saved`: what a snapshot has of all this;
 //! - `engine`: what one request leaves in a pod, by the engine's rules;
 //! - `routed`: the requests that a gateway reported;
-//! - `saved`: what a snapshot has of all this;
 //! - `marks`: where windows or states likely are;
 //! - `recent`: pages in the order of their last use;
 //! - `pages`: the tree of full-attention pages.
