@@ -1,7 +1,7 @@
-"""How many bytes does a block take in a snapshot, and how long does a pod keep others waiting?
+"""How many bytes does a block take in a snapshot, and how long does a saved pod make others wait?
 
-The pods hold agents and chats over shared system prompts. `KVBRAID_BENCH_BLOCKS` makes them smaller
-for a quick look.
+The pods hold agents and chats over shared system prompts. `KVBRAID_BENCH_BLOCKS` makes them
+smaller for a quick look.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def bytes_per_block(num_blocks: int) -> float:
         saved = index.save(pod)
         num_bytes += len(saved)
         other.load(pod, saved)
-    blocks = [sum(row.blocks for row in one.pods()) for one in (index, other)]
+    blocks = [sum(row.num_blocks for row in one.pods()) for one in (index, other)]
     assert blocks[0] == blocks[1]
     return num_bytes / blocks[0]
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    self, Applied, Asked, Index, RankInfo, SLICE, ScoreRequest, SeenBefore, Unsealed,
+    Applied, Asked, Index, RankInfo, SLICE, Saving, ScoreRequest, SeenBefore, Unsealed,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -103,10 +103,15 @@ impl SharedIndex {
         changed
     }
 
-    /// A pod as bytes, but for its seal: nobody waits for that.
+    /// A pod as bytes, one portion at a time, but for its seal: nobody waits for that.
     pub(crate) fn save(&self, name: &str, note: &str) -> Result<Unsealed, Error> {
         let _turn = self.turn.lock();
-        fleet::save(&mut self.index.lock(), name, note)
+        let mut index = self.index.lock();
+        let mut saving = Saving::new(&index, name, note)?;
+        while !saving.advance(&mut index, SLICE) {
+            MutexGuard::bump(&mut index);
+        }
+        saving.finish(&index)
     }
 
     /// Resets the ranks of a feed, one portion at a time.

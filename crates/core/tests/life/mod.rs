@@ -17,7 +17,7 @@ use super::choices::Choices;
 use super::reseal::{body, reseal, text};
 use kvbraid_core::fleet::{
     Answer, Applied, GroupOfModel, Hidden, Index, Options, PodConfig, PodSpec, Prompt, Publisher,
-    RankInfo, Row, ScoreRequest, SilentPools, State, Strategy, Tier, TierSet, load, save,
+    RankInfo, Row, Saving, ScoreRequest, SilentPools, State, Strategy, Tier, TierSet, load, save,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
@@ -121,7 +121,7 @@ impl Life {
             }
             30 => self.register(pod, choices),
             31 => self.told(pod, choices, Index::discard),
-            32 => self.restore(),
+            32 => self.restore(choices),
             _ => self.remove(pod),
         }
         self.index.check_integrity();
@@ -257,13 +257,27 @@ impl Life {
         self.registered[pod] = None;
     }
 
+    /// A few hashes at a time, with questions in between.
+    fn save_in_parts(&mut self, pod: &str, most: usize) -> Vec<u8> {
+        let tokens = [0; 12];
+        let prompt = Prompt {
+            tokens: &tokens,
+            ..NO_PROMPT
+        };
+        let mut saving = Saving::new(&self.twin, pod, pod).unwrap();
+        while !saving.advance(&mut self.twin, most) {
+            self.twin.score(&plain_request(prompt)).unwrap();
+        }
+        saving.finish(&self.twin).unwrap().seal()
+    }
+
     /// The twin is saved, and another index that reads it is the twin from then on. What that one saves
     /// is the same.
-    fn restore(&mut self) {
+    fn restore(&mut self, choices: &mut impl Choices) {
         let mut other = Index::new(self.options);
         for (pod, spec) in PODS.into_iter().zip(&self.registered) {
             let Some(spec) = spec else { continue };
-            let saved = save(&mut self.twin, pod, pod).unwrap().seal();
+            let saved = self.save_in_parts(pod, 1 + choices.below(4));
             other.register(pod, spec.clone()).unwrap();
             assert_eq!(load(&mut other, pod, &saved).as_deref(), Ok(pod));
             other.check_integrity();

@@ -4,7 +4,7 @@
 //! and goes on doing so if both take in the same. What is not the pod's is not in it: what was seen
 //! before, promises, and when a request last matched a block.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +14,7 @@ use super::registration::unknown_pod;
 use crate::error::Result;
 use crate::fleet::pod::Pod;
 use crate::fleet::presence::SharedPresence;
+use crate::fleet::presence::slots::Records;
 use crate::fleet::rank::saved::{DetachedRank, SavedRank};
 use crate::fleet::snapshot::bytes::Reader;
 use crate::fleet::snapshot::envelope::{Owner, Unfit, Unsealed, begin, open, unfit};
@@ -29,42 +30,87 @@ struct SavedPod {
     ranks: Vec<SavedRank>,
 }
 
+/// A pod that is being saved. Until it is finished, questions alone may be asked in between.
+#[derive(Debug)]
+pub struct Saving {
+    pod: String,
+    note: String,
+    columns: VecDeque<usize>,
+    records: Records,
+    ranks: Vec<SavedRank>,
+}
+
 /// A pod as bytes. `note` is the caller's and comes back with it: what the feed of the pod knows of
 /// sequence numbers. Costs one pass over what the pod holds.
 ///
 /// # Errors
 /// `Unknown` for a pod that is not registered.
 pub fn save(index: &mut Index, name: &str, note: &str) -> Result<Unsealed> {
-    let pod = index.pods.get(name).ok_or_else(|| unknown_pod(name))?;
-    let registered = registered(index, pod);
-    let owner = Owner {
-        pod: name,
-        registered: &registered,
-    };
-    let secret = &index.options.secret;
-    let (mut tables, mut ranks) = (Vec::new(), Vec::new());
-    if let Some(model) = index.models.get_mut(&pod.spec.model) {
-        for &column in pod.columns.values() {
-            let saved = model.with_rank(column, |rank, shared| {
-                SavedRank::of(rank, shared, &mut tables)
-            });
-            ranks.extend(saved);
-        }
+    let mut saving = Saving::new(index, name, note)?;
+    while !saving.advance(index, usize::MAX) {}
+    saving.finish(index)
+}
+
+impl Saving {
+    /// Begins to save a pod, as `save` does.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod that is not registered.
+    pub fn new(index: &Index, name: &str, note: &str) -> Result<Self> {
+        let pod = index.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        Ok(Self {
+            pod: name.to_owned(),
+            note: note.to_owned(),
+            columns: pod.columns.values().copied().collect(),
+            records: Records::default(),
+            ranks: Vec::new(),
+        })
     }
-    let saved = SavedPod {
-        note: note.to_owned(),
-        feeds: pod.feeds.clone(),
-        ranks,
-    };
-    let text = serde_json::to_vec(&saved).expect("nothing in it has no text");
-    let mut out = begin(secret, owner);
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text);
-    out.extend(tables);
-    Ok(Unsealed {
-        secret: *secret,
-        bytes: out,
-    })
+
+    /// Writes about so many more hashes. Returns whether all are written.
+    pub fn advance(&mut self, index: &mut Index, most: usize) -> bool {
+        let pod = index.pods.get(&self.pod);
+        let model = pod.and_then(|pod| index.models.get_mut(&pod.spec.model));
+        let Some((model, &column)) = model.zip(self.columns.front()) else {
+            return true;
+        };
+        let records = &mut self.records;
+        let saved = model.with_rank(column, |rank, shared| {
+            SavedRank::of(rank, shared, records, most)
+        });
+        if let Some(saved) = saved.flatten() {
+            self.ranks.push(saved);
+            self.columns.pop_front();
+        }
+        self.columns.is_empty()
+    }
+
+    /// The pod as bytes, but for the seal.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod that is not registered any more.
+    pub fn finish(self, index: &Index) -> Result<Unsealed> {
+        let name = self.pod.as_str();
+        let pod = index.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        let owner = Owner {
+            pod: name,
+            registered: &registered(index, pod),
+        };
+        let saved = SavedPod {
+            note: self.note,
+            feeds: pod.feeds.clone(),
+            ranks: self.ranks,
+        };
+        let text = serde_json::to_vec(&saved).expect("nothing in it has no text");
+        let mut head = begin(&index.options.secret, owner);
+        head.extend((text.len() as u64).to_le_bytes());
+        head.extend(text);
+        Ok(Unsealed {
+            secret: index.options.secret,
+            head,
+            tables: self.records.into_bytes(),
+        })
+    }
 }
 
 /// Replaces everything that is known of a pod by what was saved of it. Returns the note.

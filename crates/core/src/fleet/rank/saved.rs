@@ -18,7 +18,7 @@ use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::SavedChain;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::planes::Column;
-use crate::fleet::presence::slots::{Detached, SavedSlots, Slots};
+use crate::fleet::presence::slots::{Detached, Records, SavedSlots, Slots};
 use crate::fleet::silent::{SavedSilent, Silent};
 use crate::fleet::snapshot::bytes::Reader;
 use crate::secret::Secret;
@@ -54,15 +54,25 @@ pub(in crate::fleet) struct DetachedRank {
 }
 
 impl SavedRank {
-    /// Writes the records of a rank's table, and returns what else there is.
+    /// Writes about so many records of a rank's table. Returns what else there is when it has them all.
     pub(in crate::fleet) fn of(
         rank: &mut Rank,
         shared: &mut SharedPresence<'_>,
-        out: &mut Vec<u8>,
-    ) -> Self {
+        records: &mut Records,
+        most: usize,
+    ) -> Option<Self> {
         // The next batch would begin with this.
         rank.forget_doomed(usize::MAX, shared);
         shorten_paths(&rank.limbo);
+        // A question that is asked in between may place what is undecided.
+        let most = if rank.limbo.is_empty() {
+            most
+        } else {
+            usize::MAX
+        };
+        if !records.write(&rank.slots, shared.nodes, most) {
+            return None;
+        }
         let Rank {
             dp_rank,
             column: _,
@@ -86,9 +96,9 @@ impl SavedRank {
             is_format_confirmed,
             counts,
         } = rank;
-        Self {
+        Some(Self {
             dp_rank: *dp_rank,
-            slots: slots.save(shared.nodes, out),
+            slots: slots.saved(),
             limbo: limbo.clone(),
             effort: effort.clone(),
             catalog: catalog.clone(),
@@ -103,7 +113,7 @@ impl SavedRank {
             unidentified: *unidentified,
             is_format_confirmed: *is_format_confirmed,
             counts: counts.clone(),
-        }
+        })
     }
 
     /// The rank, given one of which nothing is known; `None` if that cannot be.

@@ -118,14 +118,20 @@ pub(in crate::fleet) fn begin(secret: &Secret, owner: Owner<'_>) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Unsealed {
     pub(in crate::fleet) secret: Secret,
-    pub(in crate::fleet) bytes: Vec<u8>,
+    pub(in crate::fleet) head: Vec<u8>,
+    pub(in crate::fleet) tables: Vec<u8>,
 }
 
 impl Unsealed {
     /// The snapshot.
     #[must_use]
     pub fn seal(self) -> Vec<u8> {
-        let Self { secret, mut bytes } = self;
+        let Self {
+            secret,
+            head: mut bytes,
+            tables,
+        } = self;
+        bytes.extend(tables);
         let length = (bytes.len() + SEAL) as u64;
         bytes[12..20].copy_from_slice(&length.to_le_bytes());
         let seal = secret.seal(&bytes);

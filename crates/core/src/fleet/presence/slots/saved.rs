@@ -64,6 +64,37 @@ pub(in crate::fleet) struct Detached {
     sharing: Sharing,
 }
 
+/// The records of the tables of a pod's ranks, one after the other.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct Records {
+    bytes: Vec<u8>,
+    /// The slot whose record comes next.
+    next: usize,
+    before: Before,
+}
+
+impl Records {
+    /// Writes so many more records of a table. Returns whether these were its last.
+    pub(in crate::fleet) fn write(&mut self, slots: &Slots, nodes: &Nodes, most: usize) -> bool {
+        let end = slots.table.len().min(self.next.saturating_add(most));
+        for at in self.next..end {
+            let id = SlotId(u32::try_from(at).expect("fewer than 2^32 hashes"));
+            slots.save_slot(id, nodes, &mut self.before, &mut self.bytes);
+        }
+        self.next = end;
+        let is_whole = end == slots.table.len();
+        if is_whole {
+            (self.next, self.before) = (0, Before::default());
+        }
+        is_whole
+    }
+
+    /// All of them.
+    pub(in crate::fleet) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
 /// What the record before said.
 #[derive(Debug, Default)]
 struct Before {
@@ -82,8 +113,8 @@ impl Before {
 }
 
 impl Slots {
-    /// Writes the records, and returns what else there is.
-    pub(in crate::fleet) fn save(&self, nodes: &Nodes, out: &mut Vec<u8>) -> SavedSlots {
+    /// What a snapshot has of the table besides its records.
+    pub(in crate::fleet) fn saved(&self) -> SavedSlots {
         let Self {
             by_key: _,
             table,
@@ -98,10 +129,6 @@ impl Slots {
             retired,
             hand,
         } = self;
-        let mut before = Before::default();
-        for id in (0u32..).map(SlotId).take(table.len()) {
-            self.save_slot(id, nodes, &mut before, out);
-        }
         SavedSlots {
             num_slots: u32::try_from(table.len()).expect("fewer than 2^32 hashes"),
             channels: channels.iter().map(|(_, channel)| channel.key).collect(),
