@@ -18,7 +18,7 @@ use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::SavedChain;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::planes::Column;
-use crate::fleet::presence::slots::{Detached, Records, SavedSlots, Slots};
+use crate::fleet::presence::slots::{Places, Records, SavedSlots, Slots};
 use crate::fleet::silent::{SavedSilent, Silent};
 use crate::fleet::snapshot::bytes::Reader;
 use crate::secret::Secret;
@@ -48,9 +48,8 @@ pub(in crate::fleet) struct SavedRank {
 /// A rank that was read and has no column yet.
 #[derive(Debug)]
 pub(in crate::fleet) struct DetachedRank {
-    /// The rank, without its table.
     rank: Rank,
-    table: Detached,
+    places: Places,
 }
 
 impl SavedRank {
@@ -123,7 +122,7 @@ impl SavedRank {
         secret: &Secret,
         reader: &mut Reader<'_>,
     ) -> Option<DetachedRank> {
-        let mut table = Slots::restored(self.slots, secret.spread(), reader)?;
+        let (mut slots, places) = Slots::restored(self.slots, secret.spread(), reader)?;
         let (field, narrows) = (secret.field(), fresh.limbo.narrows);
         let catalog = fresh.catalog.restored(self.catalog)?;
         let silent = match self.silent {
@@ -134,11 +133,12 @@ impl SavedRank {
                 Some(Box::new(silent.restored(saved)?))
             }
         };
+        let limbo = restored(self.limbo, field, narrows, &mut slots)?;
         let rank = Rank {
             dp_rank: self.dp_rank,
             column: fresh.column,
-            slots: fresh.slots,
-            limbo: restored(self.limbo, field, narrows, &mut table.slots)?,
+            slots,
+            limbo,
             doomed: Vec::new(),
             effort: self.effort.at_most(MOST_EFFORT_KEPT)?,
             limbo_limit: fresh.limbo_limit,
@@ -157,17 +157,16 @@ impl SavedRank {
             is_format_confirmed: self.is_format_confirmed,
             counts: self.counts,
         };
-        Some(DetachedRank { rank, table })
+        rank.shows_marks().then_some(DetachedRank { rank, places })
     }
 }
 
 impl DetachedRank {
     /// Gives the rank a column, and its table boundaries and bits, in a model.
     pub(in crate::fleet) fn attach(self, column: Column, shared: &mut SharedPresence<'_>) -> Rank {
-        Rank {
-            column,
-            slots: self.table.attach(column, shared),
-            ..self.rank
-        }
+        let Self { rank, places } = self;
+        let mut rank = Rank { column, ..rank };
+        places.attach(&mut rank.slots, column, shared);
+        rank
     }
 }

@@ -55,11 +55,10 @@ pub(in crate::fleet) struct SavedSlots {
     sharing: Sharing,
 }
 
-/// A table that was read, before it has its boundaries in the model: a placed slot has the number of its
-/// place instead of a node.
+/// Where the slots of a table that was read stand. Until they have boundaries in a model, a placed slot
+/// has the number of its place instead of a node.
 #[derive(Debug)]
-pub(in crate::fleet) struct Detached {
-    pub(in crate::fleet) slots: Slots,
+pub(in crate::fleet) struct Places {
     places: Vec<Place>,
     sharing: Sharing,
 }
@@ -194,7 +193,7 @@ impl Slots {
         saved: SavedSlots,
         spread: Spreader,
         reader: &mut Reader<'_>,
-    ) -> Option<Detached> {
+    ) -> Option<(Self, Places)> {
         let SavedSlots {
             num_slots,
             channels,
@@ -204,19 +203,18 @@ impl Slots {
             hand,
             sharing,
         } = saved;
-        let mut table = Detached {
-            slots: Self {
-                channels: Channels::of(&channels, &mut Planes::default(), 0)?,
-                ..Self::new(spread)
-            },
+        let mut slots = Self {
+            channels: Channels::of(&channels, &mut Planes::default(), 0)?,
+            ..Self::new(spread)
+        };
+        let mut places = Places {
             places: Vec::new(),
             sharing,
         };
         let mut before = Before::default();
         for id in 0..num_slots {
-            table.read_slot(SlotId(id), &mut before, reader)?;
+            places.read_slot(SlotId(id), &mut slots, &mut before, reader)?;
         }
-        let slots = &mut table.slots;
         let is_free = |id: u32| {
             slots
                 .table
@@ -235,7 +233,7 @@ impl Slots {
         }
         (slots.free, slots.retired) = (free, retired.into());
         (slots.newest, slots.hand) = (newest, hand);
-        Some(table)
+        Some((slots, places))
     }
 
     /// How many slots still wait for their entry in limbo.
@@ -260,10 +258,11 @@ impl Slots {
     }
 }
 
-impl Detached {
+impl Places {
     fn read_slot(
         &mut self,
         id: SlotId,
+        slots: &mut Slots,
         before: &mut Before,
         reader: &mut Reader<'_>,
     ) -> Option<()> {
@@ -276,7 +275,6 @@ impl Detached {
             (true, true) => AWAITED,
             (true, false) => self.read_place(tag, before, reader)?,
         };
-        let slots = &mut self.slots;
         slots.table.push(Slot {
             key,
             mask: 0,
@@ -327,13 +325,14 @@ impl Detached {
         is_sound.then_some(u32::try_from(self.places.len() - 1).ok()?)
     }
 
-    /// Gives the table its boundaries and bits in a model, for a rank with this column.
-    pub(in crate::fleet) fn attach(self, column: Column, shared: &mut SharedPresence<'_>) -> Slots {
-        let Self {
-            mut slots,
-            places,
-            sharing,
-        } = self;
+    /// Gives a table its boundaries and bits in a model, for a rank with this column.
+    pub(in crate::fleet) fn attach(
+        self,
+        slots: &mut Slots,
+        column: Column,
+        shared: &mut SharedPresence<'_>,
+    ) {
+        let Self { places, sharing } = self;
         let keys: Vec<ChannelKey> = slots.channels.iter().map(|(_, c)| c.key).collect();
         slots.channels =
             Channels::of(&keys, shared.planes, column.word).expect("keys that were read");
@@ -353,7 +352,6 @@ impl Detached {
         // What was ambiguous is told by the events alone.
         let bits = std::mem::replace(&mut slots.sharing, sharing).bits;
         slots.sharing.bits = bits;
-        slots
     }
 }
 
