@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.events.digest import digests_under
@@ -22,6 +23,7 @@ from kvbraid.service.snapshots import Snapshots, read_secret, saving, write_whol
 
 from tests.service.engines import LOOPBACK, LossyPublisher, open_publisher
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.serving import serving, until
 from tests.service.stores import FULL, stored, wait_until
 
 POD = PodId("a/b")
@@ -122,6 +124,19 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     snapshots = snapshots_of(tmp_path, an_index())
     assert snapshots.load(POD, 1) == []
     assert snapshots.counts["refused_unreadable"] == 1
+
+
+@pytest.mark.parametrize("note", ["", "[]", "[[1]]", "rubbish"])
+def test_a_file_that_does_not_say_how_far_it_is_settled_is_refused(
+    tmp_path: Path, note: str
+) -> None:
+    path = saved_in(tmp_path)
+    path.write_bytes(full_index().save(POD, note=note))
+    index = an_index()
+    snapshots = snapshots_of(tmp_path, index)
+    assert snapshots.load(POD, 1) == []
+    assert snapshots.counts["refused_impossible"] == 1
+    assert held(index, 0)[1] == 0
 
 
 def test_a_full_disk_is_said_once_and_what_was_there_stays(
@@ -247,7 +262,7 @@ def a_server(folder: Path, engine: LossyPublisher) -> Iterator[tuple[Service, Fl
                 topology=FULL,
             ),
         )
-        with saving(snapshots, feed, lambda: list(service.pods)):
+        with saving(snapshots, feed, lambda: service.followed):
             yield service, index
 
 
@@ -300,3 +315,45 @@ def test_what_no_replay_can_prove_is_not_exact(tmp_path: Path) -> None:
         engine.replay_endpoint = None  # Whoever comes after is told of none.
         with a_server(tmp_path, engine) as (_, index):
             wait_until(lambda: held(index, 0) == (PodState.DEGRADED, 0))
+
+
+CONFIG = """
+[server]
+ready_after_s = 0
+[index]
+snapshots = "warm"
+[[pods]]
+id = "a"
+model = "m"
+endpoint = "{0.endpoint}"
+replay_endpoint = "{0.replay_endpoint}"
+topology = {{ groups = [{{ kind = "full_attention", block_size = 4 }}] }}
+"""
+
+
+def test_a_process_that_is_ended_is_warm_when_it_starts_again(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.toml"
+    with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=1) as engine:
+        config.write_text(CONFIG.format(engine))
+        engine.publish(stored(0, 8))
+        for last_seq, what in ((0, "written"), (1, "loaded")):
+            with serving("--config", str(config)) as (process, url):
+                (pod,) = until(
+                    lambda url=url: httpx.get(f"{url}/v1/pods").json()["pods"],
+                    lambda pods: pods[0]["state"] == "exact",
+                )
+                assert (pod["state"], pod["last_seq"]) == ("exact", last_seq)
+                if what == "loaded":
+                    assert 'snapshots_total{what="loaded"} 1.0' in httpx.get(f"{url}/metrics").text
+                else:
+                    engine.publish(stored(100, 8))  # The first is in no buffer any more.
+                    until(
+                        lambda url=url: httpx.get(f"{url}/v1/pods").json()["pods"][0],
+                        lambda pod: pod["last_seq"] == 1,
+                    )
+                process.terminate()
+                assert process.wait(20) == 0
+            assert sorted(path.name for path in (tmp_path / "warm").iterdir()) == [
+                "a.snapshot",
+                "secret",
+            ]

@@ -80,6 +80,11 @@ class Service:
         return self._pods
 
     @property
+    def followed(self) -> list[PodId]:
+        """The pods whose events come in."""
+        return [pod for pod, config in self._pods.items() if self._followed(pod, config)]
+
+    @property
     def num_ranks(self) -> int:
         """The number of rows of an answer that covers every pod."""
         return self._num_ranks

@@ -53,6 +53,9 @@ class Saving(Protocol):
     def load(self, pod: PodId, saved: bytes) -> str:
         """Replace what is known of a pod, and return the note."""
 
+    def lose(self, pod: PodId, *, dp_rank: int = 0) -> None:
+        """Know nothing of a rank."""
+
 
 class Resting(Protocol):
     """The part of `Subscriber` that tells when a pod can be saved."""
@@ -92,16 +95,20 @@ class Snapshots:
         """Load a registered pod, and return how far each rank was settled; empty: it is cold."""
         try:
             note = self._index.load(pod, self._path(pod).read_bytes())
-            progress = msgspec.json.decode(note, type=list[Settled])
         except FileNotFoundError:
             return []
         except OSError as error:
             self._refuse(pod, "unreadable", f"{error.strerror}; check who may read it")
             return []
-        except (SnapshotError, msgspec.MsgspecError) as error:
-            self._refuse(pod, getattr(error, "reason", "impossible"), str(error))
+        except SnapshotError as error:
+            self._refuse(pod, error.reason, str(error))
             return []
-        assert len(progress) == num_ranks, "a snapshot of a pod registered in the same way"
+        progress = _progress(note)
+        if len(progress) != num_ranks:
+            for rank in range(num_ranks):
+                self._index.lose(pod, dp_rank=rank)
+            self._refuse(pod, "impossible", "it does not say how far its ranks were settled")
+            return []
         self.counts["loaded"] += 1
         return progress
 
@@ -165,6 +172,14 @@ class Snapshots:
         if not self.problem:  # It is said once, until a file could be written again.
             self._journal.note("snapshot_failed", Rank(pod), why)
         self.problem = one_line(f"no snapshot of pod {pod} is written: {why}")
+
+
+def _progress(note: str) -> list[Settled]:
+    """Return what a note says of each rank; nothing if it says something else."""
+    try:
+        return msgspec.json.decode(note, type=list[Settled])
+    except msgspec.MsgspecError:
+        return []
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -85,7 +85,7 @@ def following(service: Service, config: FleetConfig) -> Iterator[None]:
             following_file(config, service),
             following_names(config, service),
             asking_pods(service),
-            saving(service.snapshots, service.feed, lambda: list(service.pods)),
+            saving(service.snapshots, service.feed, lambda: service.followed),
         ):
             yield
     finally:
