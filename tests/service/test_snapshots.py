@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -331,29 +332,29 @@ topology = {{ groups = [{{ kind = "full_attention", block_size = 4 }}] }}
 """
 
 
+def row_of(url: str) -> dict[str, object]:
+    (row,) = httpx.get(f"{url}/v1/pods").json()["pods"]
+    assert isinstance(row, dict)
+    return row
+
+
 def test_a_process_that_is_ended_is_warm_when_it_starts_again(tmp_path: Path) -> None:
     config = tmp_path / "fleet.toml"
     with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=1) as engine:
         config.write_text(CONFIG.format(engine))
-        engine.publish(stored(0, 8))
-        for last_seq, what in ((0, "written"), (1, "loaded")):
+        for number in range(2):  # In the second life, the first batch is in no buffer any more.
             with serving("--config", str(config)) as (process, url):
-                (pod,) = until(
-                    lambda url=url: httpx.get(f"{url}/v1/pods").json()["pods"],
-                    lambda pods: pods[0]["state"] == "exact",
-                )
-                assert (pod["state"], pod["last_seq"]) == ("exact", last_seq)
-                if what == "loaded":
-                    assert 'snapshots_total{what="loaded"} 1.0' in httpx.get(f"{url}/metrics").text
-                else:
-                    engine.publish(stored(100, 8))  # The first is in no buffer any more.
-                    until(
-                        lambda url=url: httpx.get(f"{url}/v1/pods").json()["pods"][0],
-                        lambda pod: pod["last_seq"] == 1,
-                    )
+                if number == 0:
+                    engine.publish(stored(0, 8))
+                row = until(partial(row_of, url), lambda row, last=number: row["last_seq"] == last)
+                row = until(partial(row_of, url), lambda row: row["state"] == "exact")
+                assert (row["state"], row["last_seq"]) == ("exact", number)
+                told = httpx.get(f"{url}/metrics").text
+                assert f'kvbraid_snapshots_total{{what="loaded"}} {number}.0' in told
+                if number == 0:
+                    engine.publish(stored(100, 8))
+                    until(partial(row_of, url), lambda row: row["last_seq"] == 1)
                 process.terminate()
                 assert process.wait(20) == 0
-            assert sorted(path.name for path in (tmp_path / "warm").iterdir()) == [
-                "a.snapshot",
-                "secret",
-            ]
+            names = sorted(path.name for path in (tmp_path / "warm").iterdir())
+            assert names == ["a.snapshot", "secret"]

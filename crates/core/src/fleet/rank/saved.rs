@@ -18,7 +18,7 @@ use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::SavedChain;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::planes::Column;
-use crate::fleet::presence::slots::{Places, Records, SavedSlots, Slots};
+use crate::fleet::presence::slots::{PlacesRead, Records, SavedSlots, Slots};
 use crate::fleet::silent::{SavedSilent, Silent};
 use crate::fleet::snapshot::bytes::Reader;
 use crate::secret::Secret;
@@ -49,7 +49,7 @@ pub(in crate::fleet) struct SavedRank {
 #[derive(Debug)]
 pub(in crate::fleet) struct DetachedRank {
     rank: Rank,
-    places: Places,
+    places: PlacesRead,
 }
 
 impl SavedRank {

@@ -58,7 +58,7 @@ pub(in crate::fleet) struct SavedSlots {
 /// Where the slots of a table that was read stand. Until they have boundaries in a model, a placed slot
 /// has the number of its place instead of a node.
 #[derive(Debug)]
-pub(in crate::fleet) struct Places {
+pub(in crate::fleet) struct PlacesRead {
     places: Vec<Place>,
     sharing: Sharing,
 }
@@ -193,7 +193,7 @@ impl Slots {
         saved: SavedSlots,
         spread: Spreader,
         reader: &mut Reader<'_>,
-    ) -> Option<(Self, Places)> {
+    ) -> Option<(Self, PlacesRead)> {
         let SavedSlots {
             num_slots,
             channels,
@@ -207,7 +207,7 @@ impl Slots {
             channels: Channels::of(&channels, &mut Planes::default(), 0)?,
             ..Self::new(spread)
         };
-        let mut places = Places {
+        let mut places = PlacesRead {
             places: Vec::new(),
             sharing,
         };
@@ -258,7 +258,7 @@ impl Slots {
     }
 }
 
-impl Places {
+impl PlacesRead {
     fn read_slot(
         &mut self,
         id: SlotId,
