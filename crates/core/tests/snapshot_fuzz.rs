@@ -13,7 +13,7 @@ use choices::play_lives;
 use life::Life;
 
 const STEPS_PER_LIFE: u64 = 40;
-const STEPS: u64 = 8_000;
+const STEPS: u64 = 4_000;
 
 #[test]
 fn whatever_a_sealed_snapshot_says_is_refused_or_agrees() {

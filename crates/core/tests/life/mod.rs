@@ -275,10 +275,10 @@ impl Life {
     /// is the same.
     fn restore(&mut self, choices: &mut impl Choices) {
         let mut other = Index::new(self.options);
-        for (pod, spec) in PODS.into_iter().zip(&self.registered) {
+        for (pod, spec) in PODS.into_iter().zip(self.registered.clone()) {
             let Some(spec) = spec else { continue };
             let saved = self.save_in_parts(pod, 1 + choices.below(4));
-            other.register(pod, spec.clone()).unwrap();
+            other.register(pod, spec).unwrap();
             assert_eq!(load(&mut other, pod, &saved).as_deref(), Ok(pod));
             other.check_integrity();
             let again = save(&mut other, pod, pod).unwrap().seal();
