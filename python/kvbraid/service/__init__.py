@@ -12,6 +12,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     journal     what happens to pods, one line each; `logs` writes the lines
     capacity    how many sockets and descriptors this process has room for
     closing     what `with` closes at its end
+    supervision   what systemd is told: ready, alive, ending
     ports       the protocols of the index and the feeds that the other modules need
     rungs       from a prompt to what an engine reused of it: gaps and their reasons
     ladder      the sums of that, per model

@@ -438,11 +438,15 @@ def test_a_look_that_hangs_is_a_thread_that_hangs(opened: Opens, clock: FakeCloc
     store = opened(tier)
     store.refresh()
     assert hang.began.wait(60)
+    tier.before["refresh"] = again = Hang()
     store.refresh()
     clock.now += 1_000
     assert store.counts().hung_threads == 1
     assert [name for name, _ in tier.calls] == ["refresh"], "one thread at a time looks"
     hang.end.set()
+    assert again.began.wait(60), "and then looks for whoever asked meanwhile"
+    again.end.set()
+    assert store.counts().hung_threads == 0
 
 
 def test_a_tier_without_others_is_not_looked_at(opened: Opens) -> None:

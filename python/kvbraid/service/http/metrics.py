@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from math import inf
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,7 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kvbraid import __version__
-from kvbraid.ids import PodState
+from kvbraid.ids import PodId, PodState
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.registry import Service
 
@@ -136,6 +137,9 @@ class Metrics(Collector):
     def _of_ranks(self) -> Iterable[Metric]:
         rank = ["pod", "dp_rank"]
         state = GaugeMetricFamily("kvbraid_pod_state", "1 = current.", labels=[*rank, "state"])
+        publishes = GaugeMetricFamily(
+            "kvbraid_pod_publishes", "1 = events are expected; 0 = a pod without.", labels=rank
+        )
         messages = CounterMetricFamily("kvbraid_messages", "Batches applied.", labels=rank)
         placed = GaugeMetricFamily(
             "kvbraid_placed", "Entries placed, by means.", labels=[*rank, "means"]
@@ -146,8 +150,12 @@ class Metrics(Collector):
         running = GaugeMetricFamily(
             "kvbraid_running", "Requests that were picked and have not ended.", labels=rank
         )
+        pods = self._service.pods
         for row in self._service.rows():
             labels = [row.pod, str(row.dp_rank)]
+            config = pods.get(PodId(row.pod))  # None if it was removed meanwhile.
+            if config is not None:
+                publishes.add_metric(labels, float(config.endpoint is not None))
             running.add_metric(labels, row.running)
             for member in PodState:
                 state.add_metric([*labels, member.value], float(member is row.state))
@@ -156,7 +164,7 @@ class Metrics(Collector):
                 placed.add_metric([*labels, means], count)
             for reason, count in row.refused.items():
                 refused.add_metric([*labels, reason], count)
-        return state, messages, placed, refused, running
+        return state, publishes, messages, placed, refused, running
 
     def _of_picks(self) -> Iterable[Metric]:
         picking = self._service.picking
@@ -247,4 +255,10 @@ class Metrics(Collector):
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",
             value=self._service.index.memory_bytes(),
+        )
+        limit = self._service.index.memory_limit_bytes
+        yield GaugeMetricFamily(
+            "kvbraid_memory_limit_bytes",
+            "What the index may account for; +Inf: no limit.",
+            value=inf if limit is None else limit,
         )

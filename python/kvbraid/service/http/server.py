@@ -30,6 +30,7 @@ from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
 from kvbraid.service.snapshots import saving
+from kvbraid.service.supervision import Supervisor
 
 END_S: Final = 3
 """Seconds that requests in flight have left after a signal."""
@@ -119,6 +120,7 @@ class _Server(uvicorn.Server):
         super().__init__(_uvicorn_config(app, end_s))
         self._announce = announce
         self._app = app
+        self._supervisor = Supervisor()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Announce the server once requests are answered and signals are handled."""
@@ -126,6 +128,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._announce()
+            self._supervisor.ready()
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -138,8 +141,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests in flight finish, then close what the application has opened."""
+        self._supervisor.ending()
         await super().shutdown(sockets)
         await self._app.close()
+        self._supervisor.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
