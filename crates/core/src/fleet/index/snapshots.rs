@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Index;
 use super::limits::NAMED_BY_PAYLOADS;
 use super::registration::unknown_pod;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fleet::pod::Pod;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::slots::Records;
@@ -101,7 +101,8 @@ impl Saving {
             feeds: pod.feeds.clone(),
             ranks: self.ranks,
         };
-        let text = serde_json::to_vec(&saved).expect("nothing in it has no text");
+        let text = serde_json::to_vec(&saved);
+        let text = text.map_err(|error| Error::InvalidValue(format!("pod {name:?}: {error}")))?;
         let mut head = begin(&index.options.secret, owner);
         head.extend((text.len() as u64).to_le_bytes());
         head.extend(text);

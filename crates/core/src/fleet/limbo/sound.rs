@@ -62,7 +62,7 @@ fn enter_slots(limbo: &Limbo, slots: &mut Slots) -> bool {
 struct AsRead<'a>(&'a Limbo);
 
 impl AsRead<'_> {
-    fn has_sound_records(&self, slots: &Slots) -> bool {
+    fn has_sound_records(self, slots: &Slots) -> bool {
         let end = slots.end();
         let has_slot = |slot: SlotId| (slot.0 as usize) < end;
         self.0.entries.is_sound()
@@ -87,7 +87,7 @@ impl AsRead<'_> {
     }
 
     /// Every class leads to one that is its own parent, and salts and members are kept there.
-    fn classes_end(&self) -> bool {
+    fn classes_end(self) -> bool {
         let parents: Vec<u32> = self.0.classes.iter().map(|c| c.parent.get()).collect();
         let up = |id: u32| (parents[id as usize] != id).then_some(parents[id as usize]);
         parents.iter().all(|id| (*id as usize) < parents.len())
@@ -100,18 +100,17 @@ impl AsRead<'_> {
     }
 
     /// Every trie floats below a hash that knows it, or hangs, and what it hangs in ends.
-    fn tries_end(&self) -> bool {
+    fn tries_end(self) -> bool {
         let outer = |id: u32| match self.0.tries[id as usize].hangs.get()?.frame {
             Frame::Trie(trie) => Some(trie.0),
             Frame::Absolute => None,
         };
-        let is_sound = |(id, trie): (u32, &super::Trie)| match trie.hangs.get() {
-            Some(at) => {
+        let is_sound = |(id, trie): (u32, &super::Trie)| {
+            if let Some(at) = trie.hangs.get() {
                 self.is_position(at)
                     && (trie.members.is_none() && trie.spans.is_none())
                     && trie.first_tokens.is_empty()
-            }
-            None => {
+            } else {
                 let root = self.0.entries.get(trie.root.0);
                 root.is_some_and(|root| root.trie == Some(TrieId(id)))
             }
@@ -119,7 +118,7 @@ impl AsRead<'_> {
         (0u32..).zip(&self.0.tries).all(is_sound) && ends(self.0.tries.len(), outer)
     }
 
-    fn is_position(&self, at: Position) -> bool {
+    fn is_position(self, at: Position) -> bool {
         let is_frame = match at.frame {
             Frame::Trie(trie) => (trie.0 as usize) < self.0.tries.len(),
             Frame::Absolute => true,
@@ -127,7 +126,7 @@ impl AsRead<'_> {
         is_frame && is_step(at.step)
     }
 
-    fn is_sound_entry(&self, id: LimboId) -> bool {
+    fn is_sound_entry(self, id: LimboId) -> bool {
         let entry = &self.0.entries[id.0];
         let floats = entry.trie.is_none_or(|trie| {
             let trie = self.0.tries.get(trie.0 as usize);
@@ -144,7 +143,7 @@ impl AsRead<'_> {
             && (0u32..).zip(&entry.spans).all(is_named)
     }
 
-    fn is_sound_span(&self, id: SpanId, span: &SparseSpan) -> bool {
+    fn is_sound_span(self, id: SpanId, span: &SparseSpan) -> bool {
         let num_blocks = u32::try_from(span.ends.len()).unwrap_or(u32::MAX);
         let is_listed = |(i, listed): (u32, &Listed)| {
             let is_known = match listed.entry {
@@ -153,8 +152,7 @@ impl AsRead<'_> {
                     entry.spans.get(listed.named_at as usize) == Some(&(id, i))
                 }),
             };
-            (is_known || listed.fixed)
-                && (listed.entry.is_none() || is_known)
+            (is_known || (listed.fixed && listed.entry.is_none()))
                 && listed.low <= listed.high
                 && listed.high < num_blocks
                 && is_key(listed.ahead)
@@ -172,7 +170,7 @@ impl AsRead<'_> {
             && (0u32..).zip(&span.listed).all(is_listed)
     }
 
-    fn has_sound_first_tokens(&self) -> bool {
+    fn has_sound_first_tokens(self) -> bool {
         let mut indexed = self.0.by_first_token.iter();
         let listed: usize = self
             .0
@@ -187,7 +185,7 @@ impl AsRead<'_> {
     }
 
     /// Every item of a ring names its neighbours, and every owner has one ring of all that is its own.
-    fn has_sound_rings(&self) -> bool {
+    fn has_sound_rings(self) -> bool {
         let all = |_: u32| true;
         let placed = |id: u32| self.0.entries[id].at.is_some();
         self.0.entries.is_linked::<OfClass>(all)
@@ -200,7 +198,7 @@ impl AsRead<'_> {
     }
 
     /// How many hashes are in the rings of classes; `None` if one is in another's ring.
-    fn rings_of_classes(&self) -> Option<usize> {
+    fn rings_of_classes(self) -> Option<usize> {
         let owners = (0u32..).zip(&self.0.classes);
         count_rings::<OfClass, _>(
             &self.0.entries,
@@ -209,7 +207,7 @@ impl AsRead<'_> {
         )
     }
 
-    fn rings_of_hashes(&self) -> Option<usize> {
+    fn rings_of_hashes(self) -> Option<usize> {
         let of_tries = (0u32..).zip(&self.0.tries);
         let of_tries =
             of_tries.filter_map(|(id, trie)| Some((Frame::Trie(TrieId(id)), 0, trie.members?.0)));
@@ -227,7 +225,7 @@ impl AsRead<'_> {
         })
     }
 
-    fn rings_of_spans(&self) -> Option<usize> {
+    fn rings_of_spans(self) -> Option<usize> {
         let of_tries = (0u32..).zip(&self.0.tries);
         let of_tries =
             of_tries.filter_map(|(id, trie)| Some((Frame::Trie(TrieId(id)), 0, trie.spans?.0)));
@@ -285,7 +283,9 @@ fn ends(len: usize, next: impl Fn(u32) -> Option<u32>) -> bool {
             path.push(id);
             at = next(id);
         }
-        path.iter().for_each(|id| is_known[*id as usize] = true);
+        for id in path {
+            is_known[id as usize] = true;
+        }
     }
     true
 }

@@ -64,14 +64,11 @@ impl SavedRank {
         rank.forget_doomed(usize::MAX, shared);
         shorten_paths(&rank.limbo);
         // A question that is asked in between may place what is undecided.
-        let most = if rank.limbo.is_empty() {
-            most
-        } else {
-            usize::MAX
-        };
-        if !records.write(&rank.slots, shared.nodes, most) {
-            return None;
-        }
+        let is_divisible = rank.limbo.is_empty();
+        let most = if is_divisible { most } else { usize::MAX };
+        records
+            .write(&rank.slots, shared.nodes, most)
+            .then_some(())?;
         let Rank {
             dp_rank,
             column: _,

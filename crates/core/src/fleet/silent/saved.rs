@@ -138,7 +138,10 @@ impl SavedPages {
         } = self;
         let mut pages = Pages {
             by_hash: HashMap::with_capacity(saved.len()),
-            table: saved.iter().map(SavedPage::node).collect(),
+            table: saved
+                .iter()
+                .map(|page| SavedPage::node(page.as_ref()))
+                .collect(),
             free,
             by_key: has_keys.then(HashMap::new),
             unkeyed,
@@ -165,8 +168,8 @@ impl SavedPages {
 }
 
 impl SavedPage {
-    fn node(page: &Option<Self>) -> PageNode {
-        let Self(hash, parent, depth, is_held, key) = page.as_ref().unwrap_or(&Self::FREE);
+    fn node(page: Option<&Self>) -> PageNode {
+        let Self(hash, parent, depth, is_held, key) = page.unwrap_or(&Self::FREE);
         PageNode {
             hash: *hash,
             parent: *parent,
