@@ -338,6 +338,10 @@ def row_of(url: str) -> dict[str, object]:
     return row
 
 
+def has_come(seq: int, row: dict[str, object]) -> bool:
+    return row["last_seq"] == seq
+
+
 def test_a_process_that_is_ended_is_warm_when_it_starts_again(tmp_path: Path) -> None:
     config = tmp_path / "fleet.toml"
     with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=1) as engine:
@@ -346,14 +350,14 @@ def test_a_process_that_is_ended_is_warm_when_it_starts_again(tmp_path: Path) ->
             with serving("--config", str(config)) as (process, url):
                 if number == 0:
                     engine.publish(stored(0, 8))
-                row = until(partial(row_of, url), lambda row, last=number: row["last_seq"] == last)
+                row = until(partial(row_of, url), partial(has_come, number))
                 row = until(partial(row_of, url), lambda row: row["state"] == "exact")
                 assert (row["state"], row["last_seq"]) == ("exact", number)
                 told = httpx.get(f"{url}/metrics").text
                 assert f'kvbraid_snapshots_total{{what="loaded"}} {number}.0' in told
                 if number == 0:
                     engine.publish(stored(100, 8))
-                    until(partial(row_of, url), lambda row: row["last_seq"] == 1)
+                    until(partial(row_of, url), partial(has_come, 1))
                 process.terminate()
                 assert process.wait(20) == 0
             names = sorted(path.name for path in (tmp_path / "warm").iterdir())
