@@ -11,6 +11,7 @@ from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.http.server import end_process, run_server
+from kvbraid.service.in_force import InForce
 from kvbraid.service.logs import configure
 from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
@@ -43,6 +44,7 @@ def new_service(config: FleetConfig) -> Service:
         readiness=readiness,
         journal=feed.journal,
         picking=Picking(index, config.routing),
+        in_force=InForce(config),
     )
     if folder is not None and secret is not None:
         feed.digests = digests_under(secret)
