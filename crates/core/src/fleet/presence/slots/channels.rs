@@ -7,7 +7,7 @@ use crate::fleet::presence::planes::PlaneId;
 use crate::fleet::tier::Tier;
 
 /// Index of a channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ChannelId(pub u16);
 
 /// What separates one count of copies from another.
@@ -48,7 +48,7 @@ const FEW: usize = 8;
 /// All channels of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
-    all: Vec<Channel>,
+    pub(super) all: Vec<Channel>,
     by_key: HashMap<ChannelKey, ChannelId>,
     /// The planes that the channels use, each listed once.
     planes: Vec<PlaneId>,
@@ -69,6 +69,12 @@ impl Channels {
     /// Notes that a channel counts a copy of whose size nothing was told.
     pub(crate) fn note_placeholder(&mut self, channel: ChannelId) {
         self.all[channel.0 as usize].has_placeholders = true;
+    }
+
+    /// The channels that have placeholders.
+    pub(crate) fn of_placeholders(&self) -> Vec<ChannelId> {
+        let found = self.iter().filter(|(_, channel)| channel.has_placeholders);
+        found.map(|(id, _)| id).collect()
     }
 
     /// Whether some of a key's copies, certain or in doubt, may be placeholders.

@@ -48,6 +48,9 @@ const AWAITED: u32 = NOWHERE - 1;
 pub(in crate::fleet) struct SavedSlots {
     num_slots: u32,
     channels: Vec<ChannelKey>,
+    /// Those of the channels that have placeholders.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    placeholders: Vec<ChannelId>,
     free: Vec<u32>,
     newest: Option<SlotId>,
     retired: Vec<u32>,
@@ -131,6 +134,7 @@ impl Slots {
         SavedSlots {
             num_slots: u32::try_from(table.len()).expect("fewer than 2^32 hashes"),
             channels: channels.iter().map(|(_, channel)| channel.key).collect(),
+            placeholders: channels.of_placeholders(),
             free: free.clone(),
             newest: *newest,
             retired: retired.iter().copied().collect(),
@@ -197,6 +201,7 @@ impl Slots {
         let SavedSlots {
             num_slots,
             channels,
+            placeholders,
             free,
             newest,
             retired,
@@ -204,7 +209,7 @@ impl Slots {
             sharing,
         } = saved;
         let mut slots = Self {
-            channels: Channels::of(&channels, &mut Planes::default(), 0)?,
+            channels: Channels::of(&channels, &placeholders, &mut Planes::default(), 0)?,
             ..Self::new(spread)
         };
         let mut places = PlacesRead {
@@ -334,8 +339,9 @@ impl PlacesRead {
     ) {
         let Self { places, sharing } = self;
         let keys: Vec<ChannelKey> = slots.channels.iter().map(|(_, c)| c.key).collect();
-        slots.channels =
-            Channels::of(&keys, shared.planes, column.word).expect("keys that were read");
+        let placeholders = slots.channels.of_placeholders();
+        slots.channels = Channels::of(&keys, &placeholders, shared.planes, column.word)
+            .expect("keys that were read");
         let mut hint: Option<NodeId> = None;
         for id in (0u32..).map(SlotId).take(slots.table.len()) {
             let place = slots.table[id.0 as usize].place;
@@ -371,7 +377,12 @@ fn read_copies(channels: &Channels, reader: &mut Reader<'_>) -> Option<Counts> {
 
 impl Channels {
     /// The channels of these keys, in this order; `None` if there are too many, or one comes twice.
-    fn of(keys: &[ChannelKey], planes: &mut Planes, word: u16) -> Option<Self> {
+    fn of(
+        keys: &[ChannelKey],
+        placeholders: &[ChannelId],
+        planes: &mut Planes,
+        word: u16,
+    ) -> Option<Self> {
         let mut channels = Self::default();
         for &key in keys {
             if channels.find(key).is_some() || channels.len() >= usize::from(u16::MAX) {
@@ -384,7 +395,17 @@ impl Channels {
                 doubted: key.doubted,
                 word,
             });
-            channels.add(Channel { key, plane });
+            channels.add(Channel {
+                key,
+                plane,
+                has_placeholders: false,
+            });
+        }
+        for &channel in placeholders {
+            channels
+                .all
+                .get_mut(usize::from(channel.0))?
+                .has_placeholders = true;
         }
         Some(channels)
     }
