@@ -144,7 +144,7 @@ class Announcer:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was announced since the last call of `take`."""
-        return not (self._events or self._run)
+        return not (self._events or self._run or any(i.has_removed for i in self._indexes))
 
     def take(self) -> list[TierEvent]:
         """Return the events since the last call."""
