@@ -97,6 +97,7 @@ class SchedulerSide:
             num_ranks=len(facts),
             clock=now,
         )
+        manager.held_beside = lambda: self.offload.held_blocks
         for each in facts:
             for tier, keys in each.records.items():
                 self.offload.opened(tier, keys, each.rank)
