@@ -192,7 +192,10 @@ class OffloadingEngine(GhostEngine):
         """Load new weights, if nothing that has blocks is left; whatever was computed is garbage.
 
         Tiers forget in any case, but where preempted requests are still being loaded: vLLM raises.
+        A pause that preempts has let the steps under way end.
         """
+        while preempts and self._steps:
+            self.process()
         try:
             is_reset = self.scheduler.reset_prefix_cache(preempts, reset_connector=True)
         except RuntimeError:

@@ -206,12 +206,15 @@ class OffloadManager:
         return self._loads.take_reports()
 
     def take_events(self) -> list[TierEvent]:
-        """Return what tiers have got and lost since the last call, in order."""
+        """Return what tiers have got and lost since the last call, in order.
+
+        At most 8,192 blocks at once. The next calls tell of the rest; see `has_news`.
+        """
         return self._tiers.announcer.take()
 
     @property
     def has_news(self) -> bool:
-        """Whether tiers have got something that `take_events` has not told yet."""
+        """Whether tiers have got or lost something that `take_events` has not told yet."""
         return not self._tiers.announcer.is_empty
 
     # What tiers say by themselves.
