@@ -103,6 +103,7 @@ class Announcer:
         self._events: Final[deque[TierEvent]] = deque()
         self._run: list[TierBlock] = []  # What one event tells of.
         self._run_of: TierIndex = indexes[0]
+        self._again: deque[tuple[TierIndex, BlockKey]] = deque()  # To tell again.
 
     def stored(self, index: TierIndex, blocks: Iterable[TierBlock]) -> None:
         """Announce copies that can be read from now on."""
@@ -152,10 +153,40 @@ class Announcer:
         self._events.append(event)
         self._run = []
 
+    def tell_again(self) -> None:
+        """Let all that tiers have be told again: a reset of the cache puts it in doubt."""
+        self._again = deque(
+            (index, key)
+            for index in self._indexes
+            for key in sorted(index.keys.values(), key=attrgetter("group"))
+        )
+
+    def _told_again(self) -> list[TierEvent]:
+        """Return the removal of some doubtful copies, and the store of the same. What was told
+        before this is all that there is."""
+        (index, first), run = self._again[0], list[TierBlock]()
+        while self._again and len(run) < _MAX_RUN:
+            tier, key = self._again[0]
+            if (tier, key.group) != (index, first.group):
+                break
+            self._again.popleft()
+            if (slot := index.slot_of(key)) is not None:
+                run.append(TierBlock(slot, key, UNKNOWN))
+        if not run:
+            return []
+        self._run, self._run_of = run, index
+        self._end_run()
+        stored = self._events.pop()
+        removed = BlockRemoved(
+            block_hashes=stored.block_hashes, medium=index.medium, group_idx=first.group
+        )
+        return [removed, stored]
+
     @property
     def is_empty(self) -> bool:
         """Whether `take` has nothing to return."""
-        return not (self._events or self._run or any(i.has_removed for i in self._indexes))
+        is_told = not (self._events or self._run or self._again)
+        return is_told and not any(index.has_removed for index in self._indexes)
 
     def take(self) -> list[TierEvent]:
         """Return the oldest events that were not taken yet, as many as are taken at once."""
@@ -168,8 +199,12 @@ class Announcer:
             num_hashes += len(event.block_hashes)
             num_tokens += len(event.token_ids) if isinstance(event, BlockStored) else 0
             if events and (num_hashes > _MAX_HASHES or num_tokens > _MAX_TOKENS):
-                break
+                return events
             events.append(self._events.popleft())
+        while self._again and num_hashes + 2 * _MAX_RUN <= _MAX_HASHES:
+            told = self._told_again()
+            num_hashes += sum(len(event.block_hashes) for event in told)
+            events += told
         return events
 
 

@@ -212,6 +212,11 @@ class OffloadManager:
         """
         return self._tiers.announcer.take()
 
+    def tell_again(self) -> None:
+        """Let `take_events` tell again what tiers have. Call it after a reset of the cache, whose
+        event has a fleet doubt it."""
+        self._tiers.announcer.tell_again()
+
     @property
     def has_news(self) -> bool:
         """Whether tiers have got or lost something that `take_events` has not told yet."""

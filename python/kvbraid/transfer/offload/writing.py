@@ -52,6 +52,7 @@ class RecordWrites:
         self._written: Final[dict[int, list[_Write]]] = {}  # By job.
         self._to_drop: Final[deque[BlockKey]] = deque()
         self._dropping: Final[set[BlockKey]] = set()  # Queued, or being dropped.
+        self._not_dropped: Final[deque[BlockKey]] = deque()  # Tried in vain.
         self._num_dropped = 0  # In jobs.
 
     def is_writing(self, key: BlockKey) -> bool:
@@ -75,7 +76,7 @@ class RecordWrites:
     def _queue_waiting(self) -> None:
         """Queue what has waited longest, as far as there is room."""
         tiers, name, slots = self._tiers, self._index.name, list[BlockId]()
-        is_resting = tiers.write_rest.is_cooling(name, tiers.clock())
+        is_resting = self._is_resting
         while self._waiting and len(self._writes) < self._most:
             key, content = self._waiting.popitem(last=False)
             slot = tiers.host.slot_of(key)
@@ -92,8 +93,9 @@ class RecordWrites:
     def take_jobs(self) -> Iterator[Job]:
         """Yield what can begin."""
         self._queue_waiting()
-        room = min(self.num_drops_queued, _MAX_DROPS - self._num_dropped)
-        names = [self._to_drop.popleft() for _ in range(room)]
+        queue = self._to_drop or self._not_dropped
+        room = 0 if self._is_resting else min(len(queue), _MAX_DROPS - self._num_dropped)
+        names = [queue.popleft() for _ in range(room)]
         items = [Item(name.group, _NO_BLOCK, _NO_BLOCK, name) for name in names]
         self._num_dropped += len(items)
         yield from self._tiers.chunked(Kind.DROP, items, self, self._index.name)
@@ -142,7 +144,7 @@ class RecordWrites:
                 self._dropping.discard(item.key)
             else:
                 self._tiers.write_rest.failed(self._index.name, self._tiers.clock())
-                self._to_drop.append(item.key)
+                self._not_dropped.append(item.key)
 
     def over(self, job: Job) -> None:
         """Free the slots of a job, and drop what is not to stay."""
@@ -224,9 +226,12 @@ class RecordWrites:
 
     @property
     def num_drops_queued(self) -> int:
-        """Records to drop that are in no job yet; none while the tier rests."""
-        is_resting = self._tiers.write_rest.is_cooling(self._index.name, self._tiers.clock())
-        return 0 if is_resting else len(self._to_drop)
+        """Records to drop that were in no job yet; none while the tier rests."""
+        return 0 if self._is_resting else len(self._to_drop)
+
+    @property
+    def _is_resting(self) -> bool:
+        return self._tiers.write_rest.is_cooling(self._index.name, self._tiers.clock())
 
     def slots(self) -> list[BlockId]:
         """Return the host slots that are pinned for writes."""
@@ -239,5 +244,6 @@ class RecordWrites:
         found = map(self._tiers.record_key, self._index.keys.values())
         assert self._dropping.isdisjoint(found), "a record that goes is found"
         assert not any(key in self._index for key in self._writes), "a record is written twice"
-        assert {*self._to_drop} <= self._dropping, "a queued drop is not known"
+        queued = {*self._to_drop, *self._not_dropped}
+        assert queued <= self._dropping, "a queued drop is not known"
         assert 0 <= self._num_dropped <= _MAX_DROPS, "too many records are dropped at a time"
