@@ -164,7 +164,7 @@ def told_in_parts(engine: Engine) -> dict[type, list[object]]:
     while engine.manager.has_news:
         events = engine.manager.take_events()
         assert 0 < sum(len(event.block_hashes) for event in events) <= 8_192
-        assert len(encode_batch(events)) < 1 << 20
+        assert len(encode_batch(events)) < 2 << 20
         for event in events:
             assert len(event.block_hashes) <= 1_024
             told.setdefault(type(event), []).extend(event.block_hashes)
@@ -180,3 +180,20 @@ def test_a_batch_has_a_limit_of_tokens_too() -> None:
         events = [e for e in engine.manager.take_events() if isinstance(e, BlockStored)]
         sizes.append(sum(len(event.token_ids) for event in events))
     assert sizes == [8 << 17, 1 << 17]
+
+
+def test_what_tiers_have_is_told_again_in_parts_and_as_it_is_by_then() -> None:
+    keys = [BlockKey(number.to_bytes(32, "big"), number % 2) for number in range(10_000)]
+    engine = Engine(tiers=[("disk", len(keys))])
+    engine.manager.opened("disk", keys)
+    told_in_parts(engine)
+    engine.manager.tell_again()
+    first = engine.manager.take_events()
+    assert sum(len(event.block_hashes) for event in first) <= 8_192
+    engine.manager.vanished("disk", keys[-100:])
+    later = told_in_parts(engine)
+    removed = [h for e in first if isinstance(e, BlockRemoved) for h in e.block_hashes]
+    stored_again = [h for e in first if isinstance(e, BlockStored) for h in e.block_hashes]
+    assert len(stored_again) == 4_096
+    assert len(stored_again + later[BlockStored]) == len(keys) - 100
+    assert len(removed + later[BlockRemoved]) == len(keys)

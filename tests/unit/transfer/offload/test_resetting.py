@@ -1,4 +1,4 @@
-"""Nothing that was stored before a reset is ever loaded: not from a tier, not by a later engine."""
+"""Nothing that was stored before a reset is loaded after it, and nothing after it by others."""
 
 import pytest
 from kvbraid.events.model import BlockRemoved
