@@ -106,14 +106,14 @@ OF_OFFLOAD: Final = (
         (
             Edit(
                 f"{ROOM}/announcing.py",
-                "            self._events += removals\n        for block in blocks:\n",
+                "            self._events.extend(removals)\n        for block in blocks:\n",
                 "        for block in blocks:\n",
             ),
             Edit(
                 f"{ROOM}/announcing.py",
                 "            self._run.append(block)\n",
                 "            self._run.append(block)\n        self._end_run()\n"
-                "        self._events += removals\n",
+                "        self._events.extend(removals)\n",
             ),
         ),
         (f"{UNIT}/test_storing.py::test_a_full_host_loses_what_was_used_longest_ago",),

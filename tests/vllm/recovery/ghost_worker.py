@@ -192,8 +192,7 @@ class Worker:
         for token in tokens:
             block = table[token // size]
             if block:
-                is_right = hashes is not None
-                held = self._content(hashes[token + 1]) if is_right else -next(self._garbage)
+                held = -next(self._garbage) if hashes is None else self._content(hashes[token + 1])
                 self.blocks.setdefault(block, {})[token % size] = held
 
     def parts(self, load: Load) -> list[Part]:

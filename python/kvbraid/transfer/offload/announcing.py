@@ -111,7 +111,7 @@ class Announcer:
         if removals or index is not self._run_of:
             self._end_run()
             self._run_of = index
-            self._events += removals
+            self._events.extend(removals)
         for block in blocks:
             if not self._continues(block):
                 self._end_run()
@@ -192,7 +192,7 @@ class Announcer:
         """Return the oldest events that were not taken yet, as many as are taken at once."""
         self._end_run()
         for index in self._indexes:
-            self._events += _removals(index)
+            self._events.extend(_removals(index))
         events, num_hashes, num_tokens = list[TierEvent](), 0, 0
         while self._events:
             event = self._events[0]
