@@ -10,7 +10,8 @@ from typing import Any, Final
 import httpx
 import pytest
 import yaml
-from kvbraid.service.config import ServerOptions, read_fleet_file
+from kvbraid.service.config import ServerOptions
+from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
 
 from tests.deploy.commands import started

@@ -16,12 +16,13 @@ import pytest
 from kvbraid.service.forwarding import ForwardingOptions
 
 from tests.deploy.commands import started
-from tests.service.serving import MAIN, ROOT
+from tests.service.serving import MAIN, ROOT, until
 
 TEXT: Final = (ROOT / "deploy" / "systemd" / "kvbraid.service").read_text()
 SETTINGS: Final = dict(re.findall(r"^(\w+)=(.*)$", TEXT, re.MULTILINE))
 PROGRAM: Final = "/opt/kvbraid/bin/kvbraid"
 CONFIG: Final = "/etc/kvbraid/fleet.toml"
+_TAKEN: Final = 'kvbraid_config_reloads_total{outcome="ok"} 1.0'
 MOST_EXPOSURE: Final = "20"  # In tenths of the 10 that `systemd-analyze security` may give.
 
 needs_systemd = pytest.mark.skipif(
@@ -101,6 +102,10 @@ def test_the_command_of_the_unit_is_ready_and_fed_before_the_watchdog_bites(
             assert httpx.get(f"{url}/readyz").status_code == 200
             assert SETTINGS["Type"] == "notify"
             assert [told.recv(100), told.recv(100)] == [b"READY=1", b"WATCHDOG=1"]
+            assert SETTINGS["ExecReload"] == "/bin/kill -HUP $MAINPID"
+            process.send_signal(signal.SIGHUP)
+            shown = until(lambda: httpx.get(f"{url}/metrics").text, lambda text: _TAKEN in text)
+            assert _TAKEN in shown
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 0
 

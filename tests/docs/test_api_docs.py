@@ -6,13 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 from kvbraid.service.answers import (
+    ConfigAnswer,
     ExplainGroup,
     ExplainRow,
     Fallback,
     FitAnswer,
+    KeyRow,
     PickAnswer,
     PickCandidate,
     PodRow,
+    RefusedConfig,
     ScoreAnswer,
 )
 from kvbraid.service.config import PodBody
@@ -54,6 +57,9 @@ def test_the_error_table_is_the_codes() -> None:
         ("Picks", FitAnswer),
         ("Pods", PodBody),
         ("Pods", PodRow),
+        ("Configuration", ConfigAnswer),
+        ("Configuration", KeyRow),
+        ("Configuration", RefusedConfig),
     ],
 )
 def test_every_field_is_described(title: str, struct: type[msgspec.Struct]) -> None:
@@ -75,3 +81,10 @@ def test_the_example_answer_has_the_fields_of_the_answer() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     answer = msgspec.json.decode(example, type=ScoreAnswer)
     assert msgspec.to_builtins(answer) == msgspec.json.decode(example)
+
+
+def test_the_right_of_each_route_is_in_the_table() -> None:
+    listed = re.findall(
+        r"^\| `[A-Z]+ /\S*` \| .* \| (?:`(\w+)`)? ?\| [^|]*\|$", TEXT, re.MULTILINE
+    )
+    assert listed == [route.right or "" for route in ROUTES]

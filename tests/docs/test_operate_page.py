@@ -18,6 +18,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.models import CONFIGS
 from kvbraid.service.config import Limits, PodConfig
+from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
@@ -109,7 +110,7 @@ def metrics() -> str:
         ReportBody(pick=service.picking.pick(asked, service.pods).pick, event="end")
     )
     connection_limits.refused["evicted"] += 1
-    exported = Metrics(service, connection_limits)
+    exported = Metrics(service, connection_limits, Access(token="t"))
     exported.requests.of("GET", "/metrics")[200] += 1
     return exported.render().decode()
 

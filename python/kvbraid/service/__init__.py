@@ -7,6 +7,9 @@ Two wings that do not know each other, on one common ground. In reading order:
     forwarding  the `[gateway]` table, which `kvbraid.gateway` reads
     prompting   the `[tokens]` tables, which it reads too
     envoy       the `[envoy]` table, which its picker for Envoy reads
+    keys        keys and what they allow
+    tls         the `[tls]` table, and the context that is made from its files
+    fleet_file  a fleet.toml is read with all of them, or refused with every error in it
     errors      one table of error codes, one JSON shape
     requests    bytes of a request to a `Request`; `answers` are the bodies that go back
     journal     what happens to pods, one line each; `logs` writes the lines
@@ -18,7 +21,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     ladder      the sums of that, per model
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
-    reloading   pods of a fleet.toml that is written anew
+    in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
     discovery   pods that a name stands for
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
-from kvbraid.service.http.access import Access
+from kvbraid.service.http.access import Access, Rules
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.http.openapi import document
@@ -59,9 +59,30 @@ class Endpoint:
         self._route = route
         self._context = context
         self._connection_limits = context.connection_limits
-        self.body_limit = context.service.limits.body_bytes
         self._observe = context.metrics.score_latency.observe if route is _SCORE else None
         self._answers = context.metrics.requests.of(route.method, route.path)
+
+    @property
+    def body_limit(self) -> int:
+        """The most bytes of a body."""
+        return self._connection_limits.limits.body_bytes
+
+    @property
+    def rules(self) -> Rules:
+        """By what it is decided who may call."""
+        return self._context.access.rules
+
+    def permit(self, given: Mapping[bytes, bytes]) -> Rules:
+        """Return by which rules a request with these headers may call.
+
+        Raises:
+            RefusalError: It may not.
+        """
+        rules, origin = self.rules, given.get(b"origin")
+        self._context.access.check(
+            self._route.right, given.get(b"authorization", b""), given.get(b"host", b""), origin
+        )
+        return rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, *, pod: str) -> None:
         """Answer one HTTP request."""
@@ -109,12 +130,12 @@ class Endpoint:
 
     async def _read(self, scope: Scope, receive: Receive, body: bytearray, pod: str) -> Call:
         given = once(scope["headers"])
-        if self._route.changes:
-            origin, host = given.get(b"origin"), given.get(b"host", b"")
-            self._context.access.check(given.get(b"authorization", b""), host, origin)
+        rules = self.permit(given)
         if self._route.body is not None:
             self._check_length(int(given.get(b"content-length", b"0")))
             await self._read_body(receive, body)
+            if rules is not self.rules:  # A key may have been revoked meanwhile.
+                self.permit(given)
         return Call(bytes(body), given.get(b"content-type", b""), scope["query_string"], pod)
 
     async def _read_body(self, receive: Receive, body: bytearray) -> None:
@@ -187,10 +208,9 @@ class Application:
         self, service: Service, *, access: Access | None = None, routes: Sequence[Route] = ROUTES
     ) -> None:
         self.connection_limits = ConnectionLimits(service.limits)
-        self.metrics = Metrics(service, self.connection_limits)
-        context = Context(
-            service, access or Access(), self.metrics, document(routes), self.connection_limits
-        )
+        access = access or Access()
+        self.metrics = Metrics(service, self.connection_limits, access)
+        context = Context(service, access, self.metrics, document(routes), self.connection_limits)
         self._requests = self.metrics.requests
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
         for route in routes:

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from kvbraid import __version__
 from kvbraid.ids import PodId, PodState
+from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.registry import Service
 
@@ -101,8 +102,11 @@ class Metrics(Collector):
     `requests` is counted by those who answer.
     """
 
-    def __init__(self, service: Service, connection_limits: ConnectionLimits) -> None:
+    def __init__(
+        self, service: Service, connection_limits: ConnectionLimits, access: Access
+    ) -> None:
         self._connection_limits = connection_limits
+        self._access = access
         self.score_latency = LatencyHistogram()
         self.requests = RequestCounts()
         self._service = service
@@ -128,6 +132,7 @@ class Metrics(Collector):
         yield build
         yield from self._of_ranks()
         yield from self._of_the_service()
+        yield from self._of_the_configuration()
         yield from self._of_picks()
         yield self.requests.family()
         yield self.score_latency.family(
@@ -165,6 +170,32 @@ class Metrics(Collector):
             for reason, count in row.refused.items():
                 refused.add_metric([*labels, reason], count)
         return state, publishes, messages, placed, refused, running
+
+    def _of_the_configuration(self) -> Iterable[Metric]:
+        in_force = self._service.in_force
+        yield _counter(
+            "kvbraid_config_reloads", "Files that were taken or refused, by outcome.",
+            ["outcome"], in_force.reloads,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "kvbraid_config_ok", "0 = the last file was refused.", value=in_force.refused is None
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_config_since_seconds",
+            "When what counts began to count, since 1970.",
+            value=in_force.since,
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_config_waiting",
+            "Keys of the file that count at the next start.",
+            value=len(in_force.waiting),
+        )
+        used = GaugeMetricFamily(
+            "kvbraid_key_last_used_seconds", "When a key was last used.", labels=["key"]
+        )
+        for row in self._access.rows():
+            used.add_metric([row.name], row.last_used or 0)
+        yield used
 
     def _of_picks(self) -> Iterable[Metric]:
         picking = self._service.picking
