@@ -350,9 +350,12 @@ class OffloadManager:
 
     @property
     def num_pending(self) -> int:
-        """Jobs under way, and blocks that wait for one: while there are any, keep stepping."""
-        queued = sum(self.counts.num_pending.values())
-        return len(self._tiers.jobs) + queued
+        """Jobs under way, and blocks that wait for one: while there are any, keep stepping.
+
+        Records that are to be dropped wait for the next step: vLLM resets before it sleeps.
+        """
+        pending = self.counts.num_pending
+        return len(self._tiers.jobs) + pending.total() - pending[Kind.DROP]
 
     @property
     def counts(self) -> OffloadCounts:

@@ -52,7 +52,6 @@ class RecordWrites:
         self._written: Final[dict[int, list[_Write]]] = {}  # By job.
         self._to_drop: Final[deque[BlockKey]] = deque()
         self._dropping: Final[set[BlockKey]] = set()  # Queued, or being dropped.
-        self._not_dropped: Final[deque[BlockKey]] = deque()  # Tried in vain.
         self._num_dropped = 0  # In jobs.
 
     def is_writing(self, key: BlockKey) -> bool:
@@ -93,9 +92,8 @@ class RecordWrites:
     def take_jobs(self) -> Iterator[Job]:
         """Yield what can begin."""
         self._queue_waiting()
-        queue = self._to_drop or self._not_dropped
-        room = 0 if self._is_resting else min(len(queue), _MAX_DROPS - self._num_dropped)
-        names = [queue.popleft() for _ in range(room)]
+        num_free = 0 if self._is_resting else _MAX_DROPS - self._num_dropped
+        names = [self._to_drop.popleft() for _ in range(min(num_free, len(self._to_drop)))]
         items = [Item(name.group, _NO_BLOCK, _NO_BLOCK, name) for name in names]
         self._num_dropped += len(items)
         yield from self._tiers.chunked(Kind.DROP, items, self, self._index.name)
@@ -144,7 +142,7 @@ class RecordWrites:
                 self._dropping.discard(item.key)
             else:
                 self._tiers.write_rest.failed(self._index.name, self._tiers.clock())
-                self._not_dropped.append(item.key)
+                self._to_drop.append(item.key)
 
     def over(self, job: Job) -> None:
         """Free the slots of a job, and drop what is not to stay."""
@@ -226,8 +224,8 @@ class RecordWrites:
 
     @property
     def num_drops_queued(self) -> int:
-        """Records to drop that were in no job yet; none while the tier rests."""
-        return 0 if self._is_resting else len(self._to_drop)
+        """Records to drop that are in no job."""
+        return len(self._to_drop)
 
     @property
     def _is_resting(self) -> bool:
@@ -244,6 +242,5 @@ class RecordWrites:
         found = map(self._tiers.record_key, self._index.keys.values())
         assert self._dropping.isdisjoint(found), "a record that goes is found"
         assert not any(key in self._index for key in self._writes), "a record is written twice"
-        queued = {*self._to_drop, *self._not_dropped}
-        assert queued <= self._dropping, "a queued drop is not known"
+        assert {*self._to_drop} <= self._dropping, "a queued drop is not known"
         assert 0 <= self._num_dropped <= _MAX_DROPS, "too many records are dropped at a time"
