@@ -53,7 +53,7 @@ type InfoTuple = (
     Vec<GroupTuple>,
     (u64, u64, u64, u64),
     BTreeMap<String, u64>,
-    (&'static str, usize),
+    (&'static str, usize, usize),
 );
 
 /// What every pod of a fleet holds, and what a request can reuse.
@@ -242,7 +242,7 @@ fn info_tuple(info: RankInfo) -> InfoTuple {
             .collect(),
         (placed.tokens, placed.join, placed.query, info.unplaced),
         info.refused,
-        (info.hash_function, info.blocks),
+        (info.hash_function, info.blocks, info.bytes),
     )
 }
 

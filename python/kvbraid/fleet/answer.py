@@ -234,6 +234,7 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     `placed` counts the hashes in the rank's events by how their places were found (`tokens`,
     `join`, `query`) and those still without a place (`unplaced`). `refused` counts refusals and
     notes by reason. `hash_function` says how far the engine's hash function is trusted.
+    `memory_bytes` is what the index holds for this rank alone, by capacity.
     """
 
     pod: PodId
@@ -247,6 +248,7 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]
     hash_function: str
     num_blocks: int
+    memory_bytes: int
 
 
 class Applied(NamedTuple):

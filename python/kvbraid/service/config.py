@@ -19,6 +19,7 @@ from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_l
 from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
 from kvbraid.models import find_config
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.decoding import describe
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.errors import RefusalError, as_refusal
@@ -157,6 +158,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     router: RouterTable = RouterTable()
     gateway: ForwardingOptions = ForwardingOptions()
     envoy: EnvoyOptions = EnvoyOptions()
+    console: ConsoleOptions = ConsoleOptions()
     tokens: dict[str, TokensTable] = {}
     pods: list[PodEntry] = []
     discover: Annotated[list[DiscoverEntry], Meta(max_length=64)] = []
@@ -250,6 +252,7 @@ class FleetConfig:
     routing: Routing = field(default_factory=Routing)
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
     envoy: EnvoyOptions = field(default_factory=EnvoyOptions)
+    console: ConsoleOptions = field(default_factory=ConsoleOptions)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
     discovered: tuple[Discovery, ...] = ()
@@ -287,6 +290,7 @@ def read_fleet_file(path: Path) -> FleetConfig:
         routing=routing,
         forwarding=parsed.gateway,
         envoy=parsed.envoy,
+        console=parsed.console,
         tokens=_tokens(path, parsed),
         pods=_pods(path, parsed),
         discovered=tuple(_discovered(path, parsed)),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvbraid.errors import one_line
+from kvbraid.service.answers import Problem
 
 EVENTS: Final[Mapping[str, int]] = {
     "registered": logging.INFO,
@@ -37,6 +38,9 @@ EVENTS: Final[Mapping[str, int]] = {
 
 FIELDS: Final = "kvbraid_fields"
 """The attribute of a log record that has a line's parts by name."""
+
+_BEGINS: Final = frozenset({"registered", "replaced", "state"})
+"""With these a state begins, of a pod or of a rank."""
 
 LINES: Final = 10
 PERIOD_S: Final = 60.0
@@ -91,6 +95,8 @@ class Journal:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._windows: dict[_Key, _Window] = {}
+        self._problems: dict[Rank, Problem] = {}
+        self._state_since: dict[Rank, float] = {}
 
     def note(self, event: str, rank: Rank, text: str, *, detail: str = "") -> None:
         """Write a line, or count it.
@@ -105,6 +111,7 @@ class Journal:
         key = _Key(event, rank, detail)
         with self._lock:
             now = self._clock()
+            self._remember(event, rank, text, now)
             window = self._windows.get(key)
             ended = window if window is not None and self._is_over(window, now) else None
             if window is None or ended is not None:
@@ -116,6 +123,26 @@ class Journal:
             self._tell(key, ended)
         if may_write:
             self._write(key, one_line(text))
+
+    def problem(self, rank: Rank) -> Problem | None:
+        """Return the last warning about a rank, or else about its pod."""
+        return self._problems.get(rank) or self._problems.get(Rank(rank.pod))
+
+    def state_since(self, rank: Rank) -> float | None:
+        """Return when a rank's state changed last, or else when its pod was registered."""
+        since = self._state_since.get(rank)
+        return self._state_since.get(Rank(rank.pod)) if since is None else since
+
+    def _remember(self, event: str, rank: Rank, text: str, now: float) -> None:
+        """Keep what pods show of themselves until they are removed, whatever is written."""
+        if event == "removed":
+            for kept in (self._problems, self._state_since):
+                for known in [known for known in kept if known.pod == rank.pod]:
+                    del kept[known]
+        if event in _BEGINS:
+            self._state_since[rank] = now
+        elif EVENTS[event] >= logging.WARNING and rank.pod:
+            self._problems[rank] = Problem(event=event, text=one_line(text), at_s=now)
 
     def tell_left_out(self, *, is_last: bool = False) -> None:
         """Write how many lines were left out in the periods that are over, or in all of them."""

@@ -29,6 +29,7 @@ _OTHERS: Final = {
     "routing": "router",
     "forwarding": "gateway",
     "tokens": "tokens",
+    "console": "console",
     "discovered": "discover",
 }
 """What a configuration has besides pods, and the table that it comes from."""

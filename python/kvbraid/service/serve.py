@@ -36,7 +36,7 @@ def new_service(config: FleetConfig) -> Service:
         limits=config.limits,
         readiness=readiness,
         journal=feed.journal,
-        picking=Picking(index, config.routing),
+        picking=Picking(index, config.routing, console=config.console),
     )
 
 

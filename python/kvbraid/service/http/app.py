@@ -18,10 +18,12 @@ from anyio.to_thread import run_sync
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.http.access import Access
+from kvbraid.service.http.calls import Answer, Call, Context
 from kvbraid.service.http.connection_limits import ConnectionLimits
+from kvbraid.service.http.events import Events, pass_on
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.http.openapi import document
-from kvbraid.service.http.routes import ROUTES, Answer, Call, Context, Route
+from kvbraid.service.http.routes import ROUTES, Route
 from kvbraid.service.registry import Service
 
 SCORE_PATH: Final = "/v1/score"
@@ -33,8 +35,9 @@ _DECISIVE: Final = frozenset(
 # The rest of a body that is refused while it arrives is not worth reading.
 _LEAVE_THE_REST: Final = frozenset({"body_too_large", "overloaded", "shutting_down"})
 TOO_MANY_REQUESTS: Final = 429
+NOT_MODIFIED: Final = 304
 RETRY_AFTER: Final = b"1"
-"""In seconds, for answers of that status."""
+"""In seconds, for answers of the status TOO_MANY_REQUESTS."""
 
 _NO_ROUTE: Final = "other"  # Whatever a client writes there would be a label for ever.
 _POD_PATH: Final = "/v1/pods/{id}"
@@ -80,7 +83,10 @@ class Endpoint:
             self._connection_limits.release(len(body))
         self.count(answer)
         with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
-            await send_answer(send, answer)
+            if answer.stream is None:
+                await send_answer(send, answer)
+            else:
+                await send_stream(scope, receive, send, answer)
 
     def answer_at_once(self, call: Call) -> Answer | None:
         """Answer on the event loop's own thread; None if the answer would have to wait."""
@@ -115,7 +121,13 @@ class Endpoint:
         if self._route.body is not None:
             self._check_length(int(given.get(b"content-length", b"0")))
             await self._read_body(receive, body)
-        return Call(bytes(body), given.get(b"content-type", b""), scope["query_string"], pod)
+        return Call(
+            bytes(body),
+            given.get(b"content-type", b""),
+            scope["query_string"],
+            pod,
+            given.get(b"if-none-match", b""),
+        )
 
     async def _read_body(self, receive: Receive, body: bytearray) -> None:
         """Read the whole body, at most up to the limit."""
@@ -162,10 +174,9 @@ def refused(error: RefusalError) -> Answer:
 
 async def send_answer(send: Send, answer: Answer, *, allow: str = "") -> None:
     """Send an answer; `allow` lists the methods of its path, where they are to be told."""
-    headers = [
-        (b"content-type", answer.content_type.encode()),
-        (b"content-length", str(len(answer.body)).encode()),
-    ]
+    headers = [(b"content-type", answer.content_type.encode()), *answer.headers]
+    if answer.status != NOT_MODIFIED:
+        headers.append((b"content-length", str(len(answer.body)).encode()))
     if allow:
         headers.append((b"allow", allow.encode()))
     if answer.close:
@@ -174,6 +185,23 @@ async def send_answer(send: Send, answer: Answer, *, allow: str = "") -> None:
         headers.append((b"retry-after", RETRY_AFTER))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+async def send_stream(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
+    """Send an answer whose body has no length, until it ends or the client goes."""
+    assert answer.stream is not None
+    headers = [(b"content-type", answer.content_type.encode()), *answer.headers]
+    try:
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if scope["method"] != "HEAD":
+            await pass_on(answer.stream, receive, partial(_send_part, send))
+        await send({"type": "http.response.body"})
+    finally:
+        answer.stream.close()
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 class Application:
@@ -188,8 +216,14 @@ class Application:
     ) -> None:
         self.connection_limits = ConnectionLimits(service.limits)
         self.metrics = Metrics(service, self.connection_limits)
+        self.events = Events(service)
         context = Context(
-            service, access or Access(), self.metrics, document(routes), self.connection_limits
+            service,
+            access or Access(),
+            self.metrics,
+            document(routes),
+            self.connection_limits,
+            self.events,
         )
         self._requests = self.metrics.requests
         self._endpoints: dict[str, dict[str, Endpoint]] = {}

@@ -9,8 +9,8 @@ the same endpoint. So the shortcut never decides anything that the endpoint does
 from typing import Any, Final
 
 from kvbraid.service.http.app import SCORE_PATH
+from kvbraid.service.http.calls import Call
 from kvbraid.service.http.connection import Connection
-from kvbraid.service.http.routes import Call
 
 _URL: Final = SCORE_PATH.encode()
 _QUERY: Final = _URL + b"?"

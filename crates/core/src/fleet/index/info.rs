@@ -33,6 +33,9 @@ pub struct RankInfo {
     pub hash_function: &'static str,
     /// The number of hashes that have a name here.
     pub blocks: usize,
+    /// The bytes that the rank takes, by capacity: its own tables, and the pages of presence bits
+    /// that are charged to it.
+    pub bytes: usize,
 }
 
 /// One group as it is known now.
@@ -45,7 +48,7 @@ pub struct GroupInfo {
 }
 
 /// What is known of one rank.
-pub(super) fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
+pub(super) fn info(pod: &str, model: &str, rank: &Rank, bytes: usize) -> RankInfo {
     let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
         let pairs = view.groups.iter().zip(view.topology.groups);
         pairs
@@ -77,5 +80,6 @@ pub(super) fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
         refused,
         hash_function: rank.chain.standing().name(),
         blocks: rank.slots.len(),
+        bytes,
     }
 }

@@ -325,11 +325,10 @@ impl Index {
             let columns = pod.columns.iter();
             let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));
             columns.filter_map(move |(_, &column)| {
-                Some(info::info(
-                    name,
-                    &pod.spec.model,
-                    model?.ranks[column].as_ref()?,
-                ))
+                let model = model?;
+                let rank = model.ranks[column].as_ref()?;
+                let bytes = rank.bytes() + model.planes.paid_by(column);
+                Some(info::info(name, &pod.spec.model, rank, bytes))
             })
         });
         ranks.take(most).collect()
