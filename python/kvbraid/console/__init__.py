@@ -36,7 +36,6 @@ FILES: Final = (
     "vendor/lit-html/directive-helpers.js",
     "vendor/lit-html/directives/repeat.js",
     "vendor/uplot/uPlot.iife.min.js",
-    "vendor/uplot/uPlot.min.css",
 )
 """Everything that is served, besides INDEX."""
 

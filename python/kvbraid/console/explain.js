@@ -106,19 +106,23 @@ function pod(row) {
 }
 
 const groupName = (group) => (group === null ? "the group" : `group ${group}`);
-const wanting = (text) => (text ? `, ${text}` : "");
+
+const WIDE = 1000; // The width of a strip in its own units.
 
 function strip(row, group) {
-  const cells = group.cells.length;
-  const end = (boundary) => (cells * Math.min(boundary, told.num_tokens)) / Math.max(cells * row.unit, 1);
-  const label = `${groupName(group.group)}: ${counted(group.num_held, "block")} held of ${counted(Math.ceil(told.num_tokens / group.block_size), "block")}, ${group.accepted === null ? "every boundary is accepted" : `boundaries accepted in ${counted(group.accepted.length, "cell")}`}`;
+  const cell = WIDE / group.cells.length;
+  const at = (boundary) => (cell * boundary) / row.unit;
+  const mark = (kind, x, y, height, width) => svg`<rect class=${kind} x=${x - width / 2} y=${y} width=${width} height=${height}></rect>`;
+  const blocks = `${counted(group.num_held, "block")} of ${tokens(group.block_size)} held`;
+  const accepts = group.accepted === null ? "accepts every boundary" : `accepts boundaries in ${counted(group.accepted.length, "place")}`;
+  const label = `${groupName(group.group)}, ${words(group.kind)}`;
   return html`<div class="strip">
-    <p>${groupName(group.group)}, ${words(group.kind)}${wanting(group.window && `window ${tokens(group.window)}`)} <span class="dim">${counted(group.num_held, "block")} of ${tokens(group.block_size)} held</span></p>
-    <svg viewBox="0 0 ${cells} 14" preserveAspectRatio="none" role="img" aria-label=${label}>
-      ${runs(group.cells).map(([kind, from, width]) => svg`<rect class=${CELLS[kind]} x=${from} y="0" width=${width} height="9"></rect>`)}
-      ${(group.accepted ?? []).map((cell) => svg`<rect class="tick" x=${cell + 0.25} y="10" width="0.5" height="3"></rect>`)}
-      ${(row.common ?? []).map((cell) => svg`<rect class="common" x=${cell + 0.7} y="0" width="0.3" height="9"></rect>`)}
-      ${row.lower > 0 ? svg`<rect class="end" x=${Math.max(0, end(row.lower) - 0.4)} y="0" width="0.8" height="14"><title>${`at least ${tokens(row.lower)}`}</title></rect>` : nothing}
+    <p>${label}${group.window ? `, window of ${tokens(group.window)}` : ""} <span class="dim">${blocks}; ${accepts}</span></p>
+    <svg viewBox="0 0 ${WIDE} 26" preserveAspectRatio="none" role="img" aria-label="${label}: ${blocks}; ${accepts}">
+      ${runs(group.cells).map(([kind, from, width]) => svg`<rect class=${CELLS[kind]} x=${from * cell} y="2" width=${width * cell} height="15"></rect>`)}
+      ${(group.accepted ?? []).map((number) => mark("tick", (number + 1) * cell, 19, 7, 3))}
+      ${(row.common ?? []).map((number) => mark("common", (number + 1) * cell, 0, 19, 2))}
+      ${row.lower > 0 ? mark("end", at(row.lower), 0, 26, 5) : nothing}
     </svg>
   </div>`;
 }
@@ -136,7 +140,7 @@ function runs(cells) {
 
 function more(row) {
   const lacks = row.missing;
-  if (!lacks) return row.limiting ? html`The prefix ends at ${tokens(row.limiting.boundary)}.` : html`<span class="dim">No group ends the prefix.</span>`;
+  if (!lacks) return row.limiting ? html`The prefix ends at ${tokens(row.limiting.boundary)}.` : html`<span class="dim">No group ends the prefix${row.lower === row.upper ? ": only the end of the prompt does" : ""}.</span>`;
   const blocks = lacks.spans.map(([from, to]) => `${count(from)} to ${count(to)}`).join(", ");
   const rest = lacks.num_blocks && lacks.spans.length === 16 ? " and further ones" : "";
   const what = lacks.num_blocks ? html`needs ${counted(lacks.num_blocks, "block")} that it lacks: tokens ${blocks}${rest}` : html`holds what the boundary needs by its kind; the pod's alignment or the end of the prompt excludes it`;

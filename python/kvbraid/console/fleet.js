@@ -33,12 +33,11 @@ export function view(live, redraw) {
     (!text || `${row.pod} ${row.model}`.toLowerCase().includes(text)));
   found.sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (a.pod < b.pod ? -1 : a.pod > b.pod ? 1 : a.dp_rank - b.dp_rank));
   const shown = found.slice(0, most);
-  const models = Map.groupBy ? Map.groupBy(shown, (row) => row.model) : group(shown);
   return html`
     ${summary(live, all)}
     ${filters(wanted, redraw)}
     ${found.length ? nothing : empty("No pod matches.", "Clear the filter to see all of them.")}
-    ${repeat([...models].sort(([a], [b]) => (a < b ? -1 : 1)), ([model]) => model, ([model, rows]) => table(live, model, rows, all, redraw))}
+    ${found.length ? table(live, group(shown), all, redraw) : nothing}
     ${found.length > shown.length ? html`<p><button type="button" @click=${() => { most += PORTION; redraw(); }}>Show ${Math.min(PORTION, found.length - shown.length)} more of ${counted(found.length, "rank")}</button></p>` : nothing}`;
 }
 
@@ -66,15 +65,18 @@ const filters = (wanted, redraw) => html`<form class="filters" role="search" @su
   ${chooser("State", wanted, [["", "all"], ...ORDER.map((name) => [name, name])], (value) => { ask("state", value); redraw(); })}
 </form>`;
 
-function table(live, model, rows, all, redraw) {
-  const whole = all.filter((row) => row.model === model).length;
-  return html`<section>
-    <h2>${name(model)} <span class="dim">${rows.length < whole ? `${count(rows.length)} of ${counted(whole, "rank")}` : counted(whole, "rank")}</span></h2>
-    <div class="scroll"><table class="stack">
+function table(live, models, all, redraw) {
+  const sorted = [...models].sort(([a], [b]) => (a < b ? -1 : 1));
+  return html`<div class="scroll"><table class="stack lines">
       <thead><tr><th scope="col">Pod</th><th scope="col">State</th><th scope="col">Since</th><th scope="col" class="number">Running</th><th scope="col" class="number">Waiting</th><th scope="col">Pool in use</th><th scope="col" class="number">Blocks</th><th scope="col" class="number">Index memory</th><th scope="col">Last events</th><th scope="col" class="number">Placed</th><th scope="col" class="number">Refused</th></tr></thead>
-      <tbody>${repeat(rows, keyOf, (row) => [line(live, row, redraw), open.has(keyOf(row)) ? details(live, row) : nothing])}</tbody>
-    </table></div>
-  </section>`;
+      ${repeat(sorted, ([model]) => model, ([model, rows]) => {
+        const whole = all.filter((row) => row.model === model).length;
+        return html`<tbody>
+          <tr class="model"><th colspan="11" scope="rowgroup">${name(model)} <span class="dim">${rows.length < whole ? `${count(rows.length)} of ${counted(whole, "rank")}` : counted(whole, "rank")}</span></th></tr>
+          ${repeat(rows, keyOf, (row) => [line(live, row, redraw), open.has(keyOf(row)) ? details(live, row) : nothing])}
+        </tbody>`;
+      })}
+    </table></div>`;
 }
 
 function line(live, row, redraw) {

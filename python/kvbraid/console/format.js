@@ -20,7 +20,7 @@ export function seconds(s) {
   if (size === 0) return "0 s";
   if (size < 1e-3) return `${(s * 1e6).toFixed(0)} µs`;
   if (size < 1) return `${(s * 1e3).toFixed(size < 0.1 ? 1 : 0)} ms`;
-  return `${s.toFixed(size < 10 ? 2 : 1)} s`;
+  return `${Number.isInteger(s) ? s : s.toFixed(size < 10 ? 2 : 1)} s`;
 }
 
 const STEPS = [[60, 1, "s"], [3600, 60, "min"], [86400, 3600, "h"], [Infinity, 86400, "d"]];
@@ -38,5 +38,8 @@ export const share = (part, whole) =>
 
 export const bounds = (lower, upper) =>
   lower === upper ? count(lower) : `${count(lower)} to ${count(upper)}`;
+
+// Tokens that nobody could have reused are no loss.
+export const isLoss = ({ gap, reason }) => gap !== "above" && reason !== "never_seen" && reason !== "end_of_prompt";
 
 export const words = (name) => name.replaceAll("_", " ");

@@ -1,7 +1,7 @@
 // Ladder: how many tokens of the prompts were reused over time, and why it was not more.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
-import { count, counted, seconds, share, tokens, words } from "./format.js";
+import { count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
 import { ask, asked, bar, card, chooser, empty, name } from "./parts.js";
 
 export const topics = ["ladder"];
@@ -28,6 +28,7 @@ export function view(live, redraw) {
   const minutes = Number(asked("minutes") || 10);
   const rows = chosen(live, model, minutes);
   const all = totals(rows);
+  const worst = all.gaps.find(([reason]) => isLoss({ reason }));
   return html`
     <form class="filters" @submit=${(event) => event.preventDefault()}>
       ${chooser("Model", model, [["", "all models"], ...live.models.map((row) => [row.model, row.model.slice(0, 60)])], (value) => { ask("model", value); redraw(); })}
@@ -37,7 +38,7 @@ export function view(live, redraw) {
       ${card("Ended", counted(all.ended, "request"), `${count(all.reported)} of them reported`)}
       ${card("Prompts", tokens(all.prompt), `in the last ${minutes} minutes`)}
       ${card("Reused", share(all.delivered, all.prompt), tokens(all.delivered))}
-      ${card("Lost most to", all.gaps.length ? words(all.gaps[0][0]) : "nothing", all.gaps.length ? tokens(all.gaps[0][1]) : "")}
+      ${worst ? card("Lost most to", words(worst[0]), tokens(worst[1])) : card("Lost", "nothing", "that was there before")}
     </dl>
     <section>
       <h2>Tokens of prompts, each ${seconds(live.intervalS)}</h2>
@@ -47,7 +48,7 @@ export function view(live, redraw) {
     <section>
       <h2>What became of them</h2>
       <div class="scroll"><table>
-        <thead><tr><th scope="col">What</th><th scope="col">Where it was lost</th><th scope="col" class="number">Tokens</th><th scope="col" class="number">Share</th><th scope="col" class="wide">Of all prompts</th></tr></thead>
+        <thead><tr><th scope="col">What</th><th scope="col" class="where">Where it was lost</th><th scope="col" class="number">Tokens</th><th scope="col" class="number">Share</th><th scope="col" class="wide">Of all prompts</th></tr></thead>
         <tbody>
           ${part("delivered", 0, "reused by the engines", "", all.delivered, all.prompt)}
           ${all.gaps.map(([reason, n, gaps]) => part(reason, REASONS.indexOf(reason) + 1, words(reason), gaps, n, all.prompt))}
@@ -67,7 +68,7 @@ export function view(live, redraw) {
 const RUNGS = { prompt: "Prompts", seen: "Seen", best: "Best pod", chosen: "Chosen pod", delivered: "Delivered" };
 const WHERE = { seen: "never there", best: "on every pod", chosen: "by the choice", delivered: "in the engine" };
 
-const part = (key, colour, what, where, n, whole) => html`<tr><th scope="row"><span class="key series-${colour}"></span>${what}</th><td>${where}</td><td class="number">${count(n)}</td><td class="number">${share(n, whole)}</td><td class="wide">${bar([[`series-${colour}`, n, what]], whole, "")}</td></tr>`;
+const part = (key, colour, what, where, n, whole) => html`<tr><th scope="row"><svg class="key" aria-hidden="true"><rect width="100%" height="100%" fill=${`var(--series-${colour})`}></rect></svg>${what}</th><td class="where">${where}</td><td class="number">${count(n)}</td><td class="number">${share(n, whole)}</td><td class="wide">${bar([["", n, what, `var(--series-${colour})`]], whole, "")}</td></tr>`;
 
 function chosen(live, model, minutes) {
   const first = live.now() - 60 * minutes - live.intervalS;
@@ -115,7 +116,7 @@ function options(place) {
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const stepped = window.uPlot.paths.stepped({ align: 1 });
   return {
-    width: place.clientWidth, height: 260, legend: { show: false }, cursor: { show: false },
+    width: place.clientWidth, height: 250, legend: { show: false }, cursor: { show: false },
     scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(most, 1) * 1.05] } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((s) => (s === 0 ? "now" : `${count(s / 60)} min`)), incrs: [60, 120, 300, 600] },
@@ -128,7 +129,6 @@ function options(place) {
 
 let loading = null;
 const load = () => (loading ??= new Promise((resolve, reject) => {
-  document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href: "/console/vendor/uplot/uPlot.min.css" }));
   document.head.append(Object.assign(document.createElement("script"), { src: "/console/vendor/uplot/uPlot.iife.min.js", onload: resolve, onerror: reject }));
 }));
 

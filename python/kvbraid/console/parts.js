@@ -31,16 +31,16 @@ export const empty = (what, ...remedy) => html`<div class="empty"><p><strong>${w
 
 export const card = (label, value, note = "") => html`<div class="card"><dt>${label}</dt><dd>${value}${note ? html`<span class="dim">${note}</span>` : nothing}</dd></div>`;
 
-// A bar of parts: [class, size, title]. A table or text beside it says the same.
+// A bar of parts: [class, size, title, colour unless the class has one]. A table or text beside it says the same.
 export function bar(parts, whole, label) {
   let x = 0;
   return html`<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" aria-label=${label}>
     <rect class="ground" width="1000" height="10"></rect>
-    ${parts.map(([kind, size, title]) => {
+    ${parts.map(([kind, size, title, colour]) => {
       const from = x;
       const width = whole > 0 ? Math.max(0, (1000 * size) / whole) : 0;
       x += width;
-      return svg`<rect class=${kind} x=${from} width=${width} height="10"><title>${title}</title></rect>`;
+      return svg`<rect class=${kind} fill=${colour ?? nothing} x=${from} width=${width} height="10"><title>${title}</title></rect>`;
     })}
   </svg>`;
 }

@@ -2,7 +2,7 @@
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
-import { bounds, count, counted, seconds, share, tokens, words } from "./format.js";
+import { bounds, count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
 import { ago, ask, asked, bar, card, chooser, empty, name, rank, state } from "./parts.js";
 
 export const topics = ["requests"];
@@ -48,9 +48,9 @@ export function view(live, redraw) {
       <button type="button" aria-pressed=${frozen ? "true" : "false"} @click=${() => { frozen = frozen ? null : all; redraw(); }}>${frozen ? "Held still" : "Hold still"}</button>
     </form>
     ${chosen ? chosenOne(live, chosen, redraw) : nothing}
-    <div class="scroll"><table class="stack">
+    <div class="scroll"><table class="stack lines">
       <caption>${found.length > shown.length ? `The last ${PORTION} of ${counted(found.length, "request")} that match` : counted(found.length, "request")}</caption>
-      <thead><tr><th scope="col">Request</th><th scope="col">Decided</th><th scope="col">Model</th><th scope="col" class="number">Prompt, tokens</th><th scope="col">Pod</th><th scope="col" class="number">Predicted, tokens</th><th scope="col" class="number">Delivered, tokens</th><th scope="col">Lost most to</th><th scope="col">Before the runner-up</th></tr></thead>
+      <thead><tr><th scope="col">Request</th><th scope="col">Decided</th><th scope="col">Model</th><th scope="col" class="number">Prompt, tokens</th><th scope="col">Pod</th><th scope="col" class="number">Predicted, tokens</th><th scope="col" class="number">Delivered, tokens</th><th scope="col">Lost most to, tokens</th><th scope="col">Before the runner-up</th></tr></thead>
       <tbody>${repeat(shown, (row) => row.request, (row) => line(live, row, chosen, redraw))}</tbody>
     </table></div>`;
 }
@@ -69,7 +69,7 @@ function summary(live) {
 }
 
 const VERDICTS = {
-  within: ["ok", "as predicted"],
+  within: ["ok", "✓"],
   less: ["bad", "less than predicted"],
   more: ["odd", "more than predicted"],
 };
@@ -77,10 +77,10 @@ const VERDICTS = {
 function verdict(row) {
   if (row.delivered === null) return nothing;
   const is = row.delivered < row.lower ? "less" : row.delivered > row.upper ? "more" : "within";
-  return html`<span class="verdict ${VERDICTS[is][0]}">${VERDICTS[is][1]}</span>`;
+  return html`<span class="verdict ${VERDICTS[is][0]}" title=${is === "within" ? "as predicted" : nothing}>${VERDICTS[is][1]}</span>`;
 }
 
-const largest = (row) => row.ladder?.gaps.filter((gap) => gap.gap !== "above").sort((a, b) => b.tokens - a.tokens)[0];
+const largest = (row) => row.ladder?.gaps.filter(isLoss).sort((a, b) => b.tokens - a.tokens)[0];
 
 function line(live, row, chosen, redraw) {
   const gap = largest(row);
@@ -90,14 +90,14 @@ function line(live, row, chosen, redraw) {
     redraw();
   };
   return html`<tr class=${row.request === chosen ? "chosen" : ""}>
-    <th scope="row"><a href="?request=${encodeURIComponent(row.request)}" aria-current=${row.request === chosen ? "true" : nothing} @click=${choose}>${name(row.request, 24)}</a></th>
+    <th scope="row"><a href="?request=${encodeURIComponent(row.request)}" aria-current=${row.request === chosen ? "true" : nothing} @click=${choose}>${name(row.request, 14)}</a></th>
     <td data-label="Decided">${ago(live, row.decided_s)} <span class="tag ${row.status}">${row.status}</span></td>
     <td data-label="Model">${name(row.model, 28)}</td>
     <td data-label="Prompt, tokens" class="number">${count(row.num_tokens)}</td>
     <td data-label="Pod">${rank(row.chosen)}</td>
     <td data-label="Predicted, tokens" class="number">${bounds(row.lower, row.upper)}</td>
     <td data-label="Delivered, tokens" class="number">${row.delivered === null ? html`<span class="dim">${row.status === "ended" ? "not reported" : "not yet"}</span>` : count(row.delivered)} ${verdict(row)}</td>
-    <td data-label="Lost most to">${gap ? html`${words(gap.reason)} <span class="dim">${tokens(gap.tokens)}</span>` : html`<span class="dim">${row.ladder ? "nothing" : "–"}</span>`}</td>
+    <td data-label="Lost most to, tokens">${gap ? html`${words(gap.reason)} <span class="dim">${count(gap.tokens)}</span>` : html`<span class="dim">${row.ladder ? "nothing lost" : "–"}</span>`}</td>
     <td data-label="Before the runner-up">${before(row)}</td>
   </tr>`;
 }
@@ -106,7 +106,7 @@ function before(row) {
   const other = row.runner_up;
   if (!other) return html`<span class="dim">no other rank</span>`;
   const margin = other.cost === null || row.chosen.cost === null ? null : other.cost - row.chosen.cost;
-  return html`${seconds(margin)} <span class="dim">before ${rank(other)}</span>`;
+  return html`${seconds(margin)} <span class="dim">${rank(other)}</span>`;
 }
 
 function chosenOne(live, id, redraw) {
