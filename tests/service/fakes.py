@@ -172,7 +172,7 @@ class FakeIndex:
                         chunk=None, eagle=False,
                     )
                 ],
-                hash_function="unknown", num_blocks=8,
+                hash_function="unknown", num_blocks=8, memory_bytes=4096,
                 placed={"tokens": 5, "join": 2, "query": 0, "unplaced": 1},
                 refused={"topic_mismatch": 4},
             )

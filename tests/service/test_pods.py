@@ -234,7 +234,7 @@ def test_a_pod_that_the_feed_refuses_is_not_registered(
     feed.refuse = InvalidValueError("cannot bind")
     assert refusal(client.put("/v1/pods/a", json=POD))[:2] == (400, "invalid_value")
     assert index.registered == {}
-    assert client.get("/v1/pods").json() == {"pods": []}
+    assert client.get("/v1/pods").json()["pods"] == []
 
 
 def test_delete_forgets_the_pod_and_its_model(client: TestClient, index: FakeIndex) -> None:

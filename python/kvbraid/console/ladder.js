@@ -97,7 +97,7 @@ function totals(rows) {
 function columns(live, rows, minutes) {
   const step = live.intervalS;
   const last = Math.floor(live.now() / step) * step;
-  const num = Math.round((60 * minutes) / step) + 1;
+  const num = Math.round((60 * minutes) / step);
   const first = last - (num - 1) * step;
   const series = Array.from({ length: COLOURS }, () => new Array(num).fill(0));
   for (const row of rows) {
@@ -106,8 +106,9 @@ function columns(live, rows, minutes) {
     series[0][at] += row.delivered;
     for (const gap of row.gaps) if (gap.gap !== "above") series[REASONS.indexOf(gap.reason) + 1][at] += gap.tokens;
   }
+  for (const column of series) column.push(column[num - 1]); // The end of the last interval.
   for (let above = 1; above < COLOURS; above++) series[above] = series[above].map((n, at) => n + series[above - 1][at]);
-  return [Array.from({ length: num }, (_, at) => (at - num + 1) * step), ...series];
+  return [Array.from({ length: num + 1 }, (_, at) => (at - num) * step), ...series];
 }
 
 function options(place) {
@@ -119,7 +120,7 @@ function options(place) {
     width: place.clientWidth, height: 250, legend: { show: false }, cursor: { show: false },
     scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(most, 1) * 1.05] } },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map((s) => (s === 0 ? "now" : `${count(s / 60)} min`)), incrs: [60, 120, 300, 600] },
+      { ...axis, size: 28, values: (_, ticks) => ticks.map((s) => (s === 0 ? "now" : `${count(s / 60)} min`)), incrs: [60, 120, 300, 600] },
       { ...axis, size: 64, values: (_, ticks) => ticks.map((n) => (n >= 1e6 ? `${n / 1e6} M` : n >= 1e3 ? `${n / 1e3} k` : n)) },
     ],
     // The highest is drawn first, so that those below it cover it.

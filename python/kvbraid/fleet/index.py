@@ -444,7 +444,7 @@ def _info(row: "_InfoTuple") -> PodInfo:
         refused=refused,
         hash_function=rest[0],
         num_blocks=rest[1],
-        memory_bytes=rest[2] if len(rest) > 2 else 0,  # TEMP
+        memory_bytes=rest[2],
     )
 
 

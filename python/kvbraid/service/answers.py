@@ -19,6 +19,7 @@ from kvbraid.fleet.answer import (
 )
 from kvbraid.ids import GroupId, PodState
 from kvbraid.policy.decision import Knowledge, Origin
+from kvbraid.service.journal import Problem
 from kvbraid.service.rungs import GapName, GapReason
 from kvbraid.spec import SpecKind
 
@@ -195,14 +196,6 @@ class EngineLoadRow(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     usage: float
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """The last warning about a rank in the log, and when it was, by the server's clock."""
-
-    event: str
-    text: str
-    at_s: float
 
 
 class PodRow(IndexRow, frozen=True, kw_only=True):

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
+
 from kvbraid.errors import one_line
-from kvbraid.service.answers import Problem
 
 EVENTS: Final[Mapping[str, int]] = {
     "registered": logging.INFO,
@@ -57,6 +58,14 @@ class Rank(NamedTuple):
         if self.dp_rank is None:
             return f"pod {self.pod}" if self.pod else "no pod"
         return f"pod {self.pod} rank {self.dp_rank}"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """The last warning about a rank in the log, and when it was, by the server's clock."""
+
+    event: str
+    text: str
+    at_s: float
 
 
 class _Key(NamedTuple):

@@ -20,7 +20,7 @@ from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.calls import Answer, Call, Context
 from kvbraid.service.http.connection_limits import ConnectionLimits
-from kvbraid.service.http.events import Events, pass_on
+from kvbraid.service.http.events import Changes, pass_on
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.http.openapi import document
 from kvbraid.service.http.routes import ROUTES, Route
@@ -216,7 +216,7 @@ class Application:
     ) -> None:
         self.connection_limits = ConnectionLimits(service.limits)
         self.metrics = Metrics(service, self.connection_limits)
-        self.events = Events(service)
+        self.events = Changes(service)
         context = Context(
             service,
             access or Access(),

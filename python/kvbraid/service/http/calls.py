@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
-from kvbraid.service.http.events import Events, Stream
+from kvbraid.service.http.events import Changes, Stream
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.registry import Service
 
@@ -18,7 +18,7 @@ class Context(NamedTuple):
     metrics: Metrics
     openapi: bytes
     connection_limits: ConnectionLimits
-    events: Events
+    events: Changes
 
 
 @dataclass(frozen=True, slots=True)

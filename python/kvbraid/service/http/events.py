@@ -122,7 +122,7 @@ TOPICS: Final[Mapping[str, Callable[[Service], Topic]]] = {
 """What a client may ask for, and what makes it."""
 
 
-class Events:
+class Changes:
     """The streams that are open, and the one task that looks at the service for all of them."""
 
     def __init__(self, service: Service, *, period_s: float = PERIOD_S) -> None:
@@ -222,7 +222,7 @@ class Events:
 class Stream(AsyncIterator[bytes]):
     """One client's messages; the first is a whole state."""
 
-    def __init__(self, events: Events, topics: frozenset[str]) -> None:
+    def __init__(self, events: Changes, topics: frozenset[str]) -> None:
         self._events = events
         self.topics = topics
         self._last = -1
