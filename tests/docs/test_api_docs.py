@@ -6,13 +6,20 @@ from pathlib import Path
 import msgspec
 import pytest
 from kvbraid.service.answers import (
+    DrawnGroup,
+    DrawnRow,
     ExplainGroup,
     ExplainRow,
     Fallback,
     FitAnswer,
+    LadderInterval,
+    MissingBlocks,
     PickAnswer,
     PickCandidate,
     PodRow,
+    PodsAnswer,
+    RecentRank,
+    RecentRequest,
     ScoreAnswer,
 )
 from kvbraid.service.config import PodBody
@@ -30,7 +37,7 @@ def section(title: str) -> str:
 
 def test_the_route_table_is_the_applications() -> None:
     listed = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", TEXT, re.MULTILINE)
-    assert listed == [(route.method, route.path) for route in ROUTES]
+    assert listed == [(route.method, route.path) for route in ROUTES if not route.is_page]
 
 
 def test_the_error_table_is_the_codes() -> None:
@@ -54,6 +61,13 @@ def test_the_error_table_is_the_codes() -> None:
         ("Picks", FitAnswer),
         ("Pods", PodBody),
         ("Pods", PodRow),
+        ("Pods", PodsAnswer),
+        ("What the console reads", DrawnGroup),
+        ("What the console reads", DrawnRow),
+        ("What the console reads", LadderInterval),
+        ("What the console reads", MissingBlocks),
+        ("What the console reads", RecentRank),
+        ("What the console reads", RecentRequest),
     ],
 )
 def test_every_field_is_described(title: str, struct: type[msgspec.Struct]) -> None:
