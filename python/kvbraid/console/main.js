@@ -46,7 +46,7 @@ function frame(live) {
     <main id="main" tabindex="-1" class=${live.isStale() ? "stale" : ""}>
       ${banner(live)}
       <div class="heading"><h1>${PAGES[here]}</h1><a class="dim" href=${page.data?.() ?? `/${here}.json`}>JSON</a></div>
-      ${live.hasData || page.drawsWithoutData ? page.view(live, redraw) : html`<p class="empty" role="status">Waiting for the first answer.</p>`}
+      ${live.hasData || page.drawsWithoutData ? page.view(live, redraw) : html`<p class="empty">Waiting for the first answer.</p>`}
     </main>`;
 }
 

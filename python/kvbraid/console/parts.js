@@ -34,7 +34,7 @@ export const card = (label, value, note = "") => html`<div class="card"><dt>${la
 // A bar of parts: [class, size, title, colour unless the class has one]. A table or text beside it says the same.
 export function bar(parts, whole, label) {
   let x = 0;
-  return html`<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" aria-label=${label}>
+  return html`<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" role=${label ? "img" : nothing} aria-label=${label || nothing} aria-hidden=${label ? nothing : "true"}>
     <rect class="ground" width="1000" height="10"></rect>
     ${parts.map(([kind, size, title, colour]) => {
       const from = x;
