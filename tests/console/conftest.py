@@ -1,24 +1,20 @@
 """A browser, a demo with traffic, and pages that must neither fail nor ask another origin."""
 
-import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
-from tests.console.pages import MAIN, Opened
+from tests.console.pages import Opened, chromium, demonstrating
 from tests.service.serving import serving
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+expect.set_options(timeout=15_000)  # Machines may be busy; only a failure waits so long.
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    program = chromium()
     if program is None:
         pytest.skip("needs chromium")
     with sync_playwright() as playwright:
@@ -28,15 +24,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[str]:
     """The address of a demo whose traffic goes on."""
-    command = [sys.executable, "-c", MAIN, "demo", "--serve", "--requests", "20"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            lines = iter(process.stdout.readline, "")
-            yield next(found[1] for line in lines if (found := re.search(r"_URL=(\S+)", line)))
-        finally:
-            process.terminate()
-            process.stdout.read()
+    with demonstrating() as url:
+        yield url
 
 
 @pytest.fixture

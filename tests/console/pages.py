@@ -1,5 +1,11 @@
 """Pages of a browser, and everything that goes wrong in them."""
 
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +20,26 @@ GROUPS = {
         {"kind": "sliding_window", "block_size": 16, "window": 32},
     ]
 }
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str | None:
+    """Return the path of a browser that is installed."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+@contextmanager
+def demonstrating() -> Iterator[str]:
+    """Run a demo whose traffic goes on, and return the address of its server."""
+    command = [sys.executable, "-c", MAIN, "demo", "--serve", "--requests", "20"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            lines = iter(process.stdout.readline, "")
+            yield next(found[1] for line in lines if (found := re.search(r"_URL=(\S+)", line)))
+        finally:
+            process.terminate()
+            process.stdout.read()
 
 
 class Opened:

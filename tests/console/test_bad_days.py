@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -53,43 +55,40 @@ def test_a_hostile_address_is_text(opened: Opened, server: str) -> None:
     expect(page.get_by_role("alert")).to_contain_text("'<img src=x>' is not among the last")
 
 
-def start(port: int) -> subprocess.Popen[str]:
+@contextmanager
+def started(port: int) -> Iterator[str]:
+    """Start a server at a port; at the end it is killed."""
     command = [sys.executable, "-c", MAIN, "serve", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
 
 
 def test_a_server_that_goes_makes_the_page_stale_until_it_is_back(opened: Opened) -> None:
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    server = start(port)
-    try:
+    with started(port) as url:
         put(url, "before")
         page = opened(url)
         status = page.get_by_role("status")
         expect(status).to_have_text("Live")
         opened.may_fail = True
-        server.kill()
-        server.wait()
-        expect(status).to_have_text("Not connected")
-        expect(page.get_by_role("alert")).to_contain_text(
-            re.compile(r"The server does not answer. What is shown was true \d+ s ago."),
-            timeout=15_000,
-        )
-        assert page.locator("main").get_attribute("class") == "stale"
-        expect(page.get_by_role("button", name="before")).to_be_visible()
-        server = start(port)
+    expect(status).to_have_text("Not connected")
+    expect(page.get_by_role("alert")).to_contain_text(
+        re.compile(r"The server does not answer. What is shown was true \d+ s ago."),
+        timeout=15_000,
+    )
+    assert page.locator("main").get_attribute("class") == "stale"
+    expect(page.get_by_role("button", name="before")).to_be_visible()
+    with started(port) as url:
         put(url, "after")
         page.get_by_role("button", name="Ask now").click()
         expect(status).to_have_text("Live", timeout=15_000)
         expect(page.get_by_role("alert")).to_have_count(0)
         expect(page.get_by_role("button", name="after")).to_be_visible()
         expect(page.get_by_role("button", name="before")).to_have_count(0)
-    finally:
-        server.kill()
-        server.wait()
 
 
 def hide(page: Page, hidden: bool) -> None:
@@ -142,17 +141,11 @@ def test_of_500_pods_and_many_requests_a_page_draws_a_part(opened: Opened, serve
 
 
 def test_a_page_without_prompts_says_how_to_keep_them(opened: Opened) -> None:
-    port = free_port()
-    server = start(port)
-    try:
-        url = f"http://127.0.0.1:{port}"
+    with started(free_port()) as url:
         put(url, "a")
         pick(url, "r")
         page = opened(f"{url}/explain")
         expect(page.get_by_text("Set prompts = true under [console]")).to_be_visible()
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_too_many_pages_are_told_no_more_than_the_limit(opened: Opened, server: str) -> None:
