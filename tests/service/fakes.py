@@ -169,7 +169,7 @@ class FakeIndex:
                 groups=[
                     SimpleNamespace(
                         group=0, kind=SpecKind.FULL_ATTENTION, block_size=16, window=None,
-                        chunk=None, eagle=False,
+                        chunk=None, eagle=False, held={"gpu": 8, "cpu": 0, "storage": 0},
                     )
                 ],
                 hash_function="unknown", num_blocks=8, memory_bytes=4096,

@@ -116,8 +116,13 @@ function details(live, row) {
     ${fact("Batches applied", count(row.messages))}
     ${fact("Hashes placed by", counts(row.placed, "none yet"))}
     ${fact("Refused and noted", counts(row.refused, "nothing"))}
-    ${fact("Groups", row.groups.length ? html`<ul>${row.groups.map(groupLine)}</ul>` : "not known until the first event")}
+    ${fact("Groups, and their blocks held", row.groups.length ? html`<ul>${row.groups.map(groupLine)}</ul>` : "not known until the first event")}
   </dl></td></tr>`;
 }
 
-const groupLine = (group) => html`<li>${group.group === null ? "without a number" : `group ${group.group}`}: ${words(group.kind)}, blocks of ${counted(group.block_size, "token")}${group.window ? `, window of ${counted(group.window, "token")}` : ""}${group.chunk ? `, chunks of ${counted(group.chunk, "token")}` : ""}${group.eagle ? ", EAGLE" : ""}</li>`;
+const groupLine = (group) => html`<li>${group.group === null ? "without a number" : `group ${group.group}`}: ${words(group.kind)}, blocks of ${counted(group.block_size, "token")}${group.window ? `, window of ${counted(group.window, "token")}` : ""}${group.chunk ? `, chunks of ${counted(group.chunk, "token")}` : ""}${group.eagle ? ", EAGLE" : ""}: ${heldOf(group)}</li>`;
+
+function heldOf({ held }) {
+  const some = Object.entries(held).filter(([tier, n]) => n || tier === "gpu");
+  return html`<b>${some.map(([tier, n]) => `${count(n)} on ${tier.toUpperCase()}`).join(", ")}</b>`;
+}

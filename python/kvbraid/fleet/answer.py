@@ -182,7 +182,10 @@ class Scores:
 
 
 class KnownGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One group as configured, or as learned from events."""
+    """One group as configured, or as learned from events.
+
+    `held` counts its blocks that are certainly held and have a place, by tier.
+    """
 
     group: GroupId | None
     kind: SpecKind
@@ -190,6 +193,7 @@ class KnownGroup(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None
     chunk: int | None
     eagle: bool
+    held: dict[str, int]
 
 
 class GroupStrip(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::fleet::presence::planes::{PlaneKey, Planes};
 use crate::fleet::rank::Rank;
 use crate::fleet::rank::counts::Placed;
 use crate::fleet::state::State;
+use crate::fleet::tier::Tier;
 
 /// What is known of one rank, for people to read.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,16 +47,28 @@ pub struct GroupInfo {
     pub group: Option<u16>,
     /// Kind, window, block size and so on.
     pub spec: crate::spec::GroupSpec,
+    /// The blocks that are held for certain and have a place, by tier.
+    pub held: [usize; Tier::ALL.len()],
 }
 
 /// What is known of one rank.
-pub(super) fn info(pod: &str, model: &str, rank: &Rank, bytes: usize) -> RankInfo {
+pub(super) fn info(pod: &str, model: &str, rank: &Rank, planes: &Planes, bytes: usize) -> RankInfo {
     let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
         let pairs = view.groups.iter().zip(view.topology.groups);
         pairs
             .map(|(&group, spec)| GroupInfo {
                 group: Rank::group_name(group),
                 spec,
+                held: Tier::ALL.map(|tier| {
+                    let key = PlaneKey {
+                        group,
+                        partial: false,
+                        tier,
+                        doubted: false,
+                        word: rank.column.word,
+                    };
+                    planes.held(key, rank.column.bit)
+                }),
             })
             .collect()
     });

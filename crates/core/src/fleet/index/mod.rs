@@ -328,7 +328,13 @@ impl Index {
                 let model = model?;
                 let rank = model.ranks[column].as_ref()?;
                 let bytes = rank.bytes() + model.planes.paid_by(column);
-                Some(info::info(name, &pod.spec.model, rank, bytes))
+                Some(info::info(
+                    name,
+                    &pod.spec.model,
+                    rank,
+                    &model.planes,
+                    bytes,
+                ))
             })
         });
         ranks.take(most).collect()
