@@ -41,7 +41,8 @@ def test_hostile_names_are_text_on_every_page(opened: Opened, server: str) -> No
         expect(page.locator("bdi", has_text="<img src=x onerror=alert(1)>").first).to_be_visible()
         assert page.locator("main img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
-    expect(page.get_by_role("combobox", name="Model")).to_contain_text("<img src=x")
+        if name == "ladder":
+            expect(page.get_by_role("combobox", name="Model")).to_contain_text("<img src=x")
 
 
 def test_a_hostile_address_is_text(opened: Opened, server: str) -> None:

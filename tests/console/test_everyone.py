@@ -117,6 +117,6 @@ def test_the_skip_link_leads_to_the_page(opened: Opened, demo: str) -> None:
 def test_everything_that_can_be_used_has_a_name(opened: Opened, demo: str, name: str) -> None:
     page = ready(opened(f"{demo}/{name}"))
     for role in ("button", "link", "textbox", "searchbox", "combobox", "img"):
-        for element in page.get_by_role(role).all()[:40]:  # type: ignore[arg-type]
+        for element in page.get_by_role(role).all()[:40]:
             told = element.aria_snapshot()
             assert '"' in told or told.startswith("- img"), told

@@ -1,12 +1,14 @@
 """GET /v1/requests and /v1/strips: the last requests, and the prompts of those that are kept."""
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.service.console import ConsoleOptions
+from kvbraid.service.recent import _runner_up
 
 from tests.service.picks import PROMPT, REUSED, Fleet, fleet_of, hold
 from tests.service.score_app import refusal
@@ -43,6 +45,15 @@ def test_a_decision_is_shown_with_the_runner_up_and_every_term(fleet: Fleet) -> 
     assert (row["status"], row["delivered"], row["ladder"]) == ("decided", None, None)
     assert row["num_tokens"] == len(PROMPT)
     assert not row["has_prompt"]
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, inf]), min_size=2, max_size=6), st.data())
+def test_the_runner_up_is_the_best_of_the_others(costs: list[float], data: st.DataObject) -> None:
+    chosen = data.draw(st.integers(0, len(costs) - 1))
+    others = [cost for place, cost in enumerate(costs) if place != chosen]
+    found = _runner_up(costs, chosen)
+    assert found != chosen
+    assert costs[found] == min(others)
 
 
 def test_one_candidate_has_no_runner_up(fleet: Fleet) -> None:

@@ -8,8 +8,7 @@ the one that it knows. Thread-safe; the clock is the caller's.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from heapq import nsmallest
-from math import isfinite
+from math import inf, isfinite
 from threading import Lock
 from typing import Final
 
@@ -147,11 +146,9 @@ class Recent:
 
 
 def _row(decision: Decision, now: float, *, has_prompt: bool) -> RecentRequest:
-    places = [decision.place]
-    costs = decision.costs
+    places, costs = [decision.place], decision.costs
     if len(costs) > 1:
-        best = nsmallest(2, range(len(costs)), key=costs.__getitem__)
-        places.append(next(place for place in best if place != decision.place))
+        places.append(_runner_up(costs, decision.place))
     terms: Sequence[Terms | None] = decision.terms_at(places) or [None] * len(places)
     chosen, *others = [
         _rank(decision, place, each) for place, each in zip(places, terms, strict=True)
@@ -175,6 +172,14 @@ def _row(decision: Decision, now: float, *, has_prompt: bool) -> RecentRequest:
         left_out=dict(decision.left_out),
         has_prompt=has_prompt,
     )
+
+
+def _runner_up(costs: list[float], chosen: int) -> int:
+    """Return the place of the least cost besides the chosen one; each may be infinite."""
+    others = costs.copy()  # Copying and `min` cost a fraction of a sort by key.
+    others[chosen] = inf
+    place = others.index(min(others))
+    return place if place != chosen else int(chosen == 0)
 
 
 def _rank(decision: Decision, place: int, terms: Terms | None) -> RecentRank:
