@@ -14,7 +14,7 @@ from kvbraid.ids import PodId, PodState
 from kvbraid.service.config import PodConfig
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.http.events import Changes, Stream
+from kvbraid.service.http.events import MOST_ROWS, Changes, RequestsTopic, Stream
 from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
 
@@ -174,7 +174,6 @@ def test_requests_and_the_ladder_are_told_once_each(fleet: Fleet) -> None:
         first = read(await anext(stream))
         assert list(first) == ["requests", "ladder"]
         assert first["requests"]["changed"] == first["ladder"]["models"] == []
-        fleet.service.picking.recent  # noqa: B018
         await asyncio.to_thread(fleet.pick, request_id="r")
         told = read(await anext(stream))
         while not told["requests"]["changed"]:
@@ -189,6 +188,19 @@ def test_requests_and_the_ladder_are_told_once_each(fleet: Fleet) -> None:
         stream.close()
 
     asyncio.run(scenario())
+
+
+def test_of_more_changes_than_a_message_holds_the_last_are_the_whole_state(fleet: Fleet) -> None:
+    topic = RequestsTopic(fleet.service)
+    for number in range(MOST_ROWS + 1):
+        fleet.pick(request_id=str(number))
+    told: Any = topic.advance()
+    assert told["is_whole"]
+    assert told["num_changed"] == MOST_ROWS + 1
+    assert [row.request for row in told["changed"]] == [
+        str(number) for number in range(MOST_ROWS, 0, -1)
+    ]
+    assert "is_whole" not in topic.advance()
 
 
 def test_an_unknown_topic_is_refused(client: TestClient) -> None:

@@ -165,6 +165,22 @@ async def test_nobody_is_told_of_pods_if_that_is_off() -> None:
             assert (head.status, passed) == ((200, 1) if path.startswith("/v1/") else (404, 0))
         for path in ("/healthz", "/readyz", "/v1/models"):
             assert (await them.ask(get(path)))[0].status == 200
+        for path in CONSOLE:
+            assert (await them.ask(get(path)))[0].status == 404
+
+
+CONSOLE = ("/", "/fleet", "/fleet.json", "/console/main.js")
+
+
+@in_loop
+async def test_a_gateway_has_the_console_and_shows_what_it_forwards() -> None:
+    async with fleet(greets) as them:
+        for path in CONSOLE:
+            assert (await them.ask(get(path)))[0].status == 200
+        assert (await them.ask(post()))[0].status == 200
+        _, body = await them.ask(get("/requests.json"))
+        (row,) = json.loads(body)["requests"]
+        assert (row["status"], row["chosen"]["pod"]) == ("ended", "a")
 
 
 # ---- what is asked --------------------------------------------------------------------------

@@ -128,20 +128,23 @@ function leftOut(row) {
   return all.length ? `; ${all.join("; ")}` : "";
 }
 
+const SUMS = {
+  all: (it) => seconds(it.cost),
+  "reusable when it gets there": (it) => tokens(it.resumable),
+  "present then": (it) => tokens(it.present),
+  "in flight, without a first token": (it) => `${count(it.running)}, ${count(it.waiting)}`,
+};
+
 function costs(row) {
-  const { chosen, runner_up: other } = row;
-  if (!chosen.terms) return html`<div><h3>Cost</h3><p class="dim">The policy ${row.policy} has no terms in seconds.</p></div>`;
-  const most = Math.max(...[chosen, other].filter(Boolean).flatMap((it) => Object.values(it.terms ?? {}).map(Math.abs)), 1e-9);
-  const cell = (it, term) => html`<td class="number">${seconds(it.terms[term])}${bar([[it.terms[term] < 0 ? "won" : "held", Math.abs(it.terms[term]), term]], most, "")}</td>`;
+  if (!row.chosen.terms) return html`<div><h3>Cost</h3><p class="dim">The policy ${row.policy} has no terms in seconds.</p></div>`;
+  const both = [row.chosen, row.runner_up].filter((it) => it?.terms);
+  const most = Math.max(...both.flatMap((it) => Object.values(it.terms).map(Math.abs)), 1e-9);
+  const term = (it, key) => html`<td class="number">${seconds(it.terms[key])}${bar([[it.terms[key] < 0 ? "won" : "held", Math.abs(it.terms[key]), key]], most, "")}</td>`;
   return html`<div><h3>Cost, in seconds</h3><table class="small">
-    <thead><tr><th scope="col">Term</th><th scope="col" class="number">${rank(chosen)}, chosen</th>${other?.terms ? html`<th scope="col" class="number">${rank(other)}, runner-up</th>` : nothing}</tr></thead>
-    <tbody>${Object.entries(TERMS).map(([term, what]) => html`<tr><th scope="row">${term} <span class="dim">${what}</span></th>${cell(chosen, term)}${other?.terms ? cell(other, term) : nothing}</tr>`)}</tbody>
-    <tfoot>
-      <tr><th scope="row">all</th><td class="number">${seconds(chosen.cost)}</td>${other?.terms ? html`<td class="number">${seconds(other.cost)}</td>` : nothing}</tr>
-      <tr><th scope="row">reusable when it gets there</th><td class="number">${tokens(chosen.resumable)}</td>${other?.terms ? html`<td class="number">${tokens(other.resumable)}</td>` : nothing}</tr>
-      <tr><th scope="row">present then</th><td class="number">${tokens(chosen.present)}</td>${other?.terms ? html`<td class="number">${tokens(other.present)}</td>` : nothing}</tr>
-      <tr><th scope="row">in flight, without a first token</th><td class="number">${count(chosen.running)}, ${count(chosen.waiting)}</td>${other?.terms ? html`<td class="number">${count(other.running)}, ${count(other.waiting)}</td>` : nothing}</tr>
-    </tfoot></table></div>`;
+    <thead><tr><th scope="col">Term</th>${both.map((it, at) => html`<th scope="col" class="number">${rank(it)}, ${at ? "runner-up" : "chosen"}</th>`)}</tr></thead>
+    <tbody>${Object.entries(TERMS).map(([key, what]) => html`<tr><th scope="row">${key} <span class="dim">${what}</span></th>${both.map((it) => term(it, key))}</tr>`)}</tbody>
+    <tfoot>${Object.entries(SUMS).map(([what, of]) => html`<tr><th scope="row">${what}</th>${both.map((it) => html`<td class="number">${of(it)}</td>`)}</tr>`)}</tfoot>
+  </table></div>`;
 }
 
 const RUNGS = { prompt: "the prompt", seen: "ever seen", best: "best pod", chosen: "chosen pod", delivered: "delivered" };

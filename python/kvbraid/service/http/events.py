@@ -79,17 +79,22 @@ class RequestsTopic:
         self._change = 0
 
     def advance(self) -> Mapping[str, object]:
-        """Return what has changed, at most MOST_ROWS of it; `num_changed` counts all of it."""
+        """Return what has changed; `num_changed` counts how often something did.
+
+        If that is more than MOST_ROWS, the last of them are told as the whole state, since of the
+        others nobody would hear how they went on.
+        """
         before = self._change
         self._change, rows = self._recent.changed_after(before, MOST_ROWS)
-        return self._told(rows, num_changed=self._change - before)
+        told = self._told(rows, num_changed=self._change - before)
+        return {**told, "is_whole": True} if len(rows) == MOST_ROWS else told
 
     def whole(self) -> Mapping[str, object]:
         """Return the last rows."""
         _, rows = self._recent.changed_after(0, MOST_ROWS)
         return self._told(rows, num_changed=0)
 
-    def _told(self, rows: list[Any], *, num_changed: int) -> Mapping[str, object]:
+    def _told(self, rows: list[Any], *, num_changed: int) -> dict[str, object]:
         prompts = self._recent.keeps_prompts
         return {"keeps_prompts": prompts, "num_changed": num_changed, "changed": rows}
 
