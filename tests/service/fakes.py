@@ -221,7 +221,7 @@ class FakeFeed:
         return [
             SimpleNamespace(
                 pod=pod, dp_rank=rank, last_seq=7, state=self.state, messages=8,
-                is_rebuilt=pod not in self.unbuilt,
+                is_rebuilt=pod not in self.unbuilt, applied_at=12.5,
             )
             for pod, config in self.following.items()
             for rank in range(config.dp_size)
