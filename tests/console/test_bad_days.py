@@ -137,8 +137,8 @@ def test_of_500_pods_and_many_requests_a_page_draws_a_part(opened: Opened, serve
         for number in range(300):
             client.post("/v1/pick", json={"model": "m0", "token_ids": [number]})
     page = opened(f"{server}/requests")
-    expect(page.get_by_text(re.compile(r"The last 100 of \d+ requests"))).to_be_visible()
-    assert page.locator("tbody tr").count() == 100
+    expect(page.get_by_text(re.compile(r"The last 50 of \d+ requests"))).to_be_visible()
+    assert page.locator("tbody tr").count() == 50
 
 
 def test_a_page_without_prompts_says_how_to_keep_them(opened: Opened) -> None:

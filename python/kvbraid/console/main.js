@@ -51,6 +51,7 @@ function frame(live) {
 }
 
 let isAsked = false;
+let drawnMs = 0;
 const root = document.createElement("div");
 document.body.append(root);
 
@@ -60,11 +61,12 @@ function redraw() {
   isAsked = true;
   requestAnimationFrame(() => {
     isAsked = false;
+    drawnMs = performance.now();
     render(frame(live), root);
     page.drawn?.(live);
   });
 }
 
 const live = new Live(page.topics, () => redraw());
-setInterval(() => document.hidden || redraw(), 1000); // Ages grow.
+setInterval(() => document.hidden || performance.now() - drawnMs < 900 || redraw(), 500); // Ages grow.
 redraw();

@@ -1,13 +1,12 @@
 // Requests: the last decisions as they are made, why the rank was chosen, and what was delivered.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
-import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { bounds, count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
 import { ago, ask, asked, bar, card, chooser, empty, name, rank, state } from "./parts.js";
 
 export const topics = ["requests"];
 
-const PORTION = 100;
+const PORTION = 50; // Rows are written anew in their places: most are others each second.
 let frozen = null; // The rows while they are held still.
 let kept = null; // The chosen request, also when it is no longer among the last.
 
@@ -51,7 +50,7 @@ export function view(live, redraw) {
     <div class="scroll"><table class="stack lines">
       <caption>${found.length > shown.length ? `The last ${PORTION} of ${counted(found.length, "request")} that match` : counted(found.length, "request")}</caption>
       <thead><tr><th scope="col">Request</th><th scope="col">Decided</th><th scope="col">Model</th><th scope="col" class="number">Prompt, tokens</th><th scope="col">Pod</th><th scope="col" class="number">Predicted, tokens</th><th scope="col" class="number">Delivered, tokens</th><th scope="col">Lost most to, tokens</th><th scope="col">Before the runner-up</th></tr></thead>
-      <tbody>${repeat(shown, (row) => row.request, (row) => line(live, row, chosen, redraw))}</tbody>
+      <tbody>${shown.map((row) => line(live, row, chosen, redraw))}</tbody>
     </table></div>`;
 }
 
