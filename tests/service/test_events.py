@@ -14,7 +14,7 @@ from kvbraid.ids import PodId, PodState
 from kvbraid.service.config import PodConfig
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.http.events import MOST_ROWS, Changes, RequestsTopic, Stream
+from kvbraid.service.http.events import MOST_ROWS, Changes, LadderTopic, RequestsTopic, Stream
 from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
 
@@ -168,26 +168,20 @@ def fleet() -> Iterator[Fleet]:
 
 
 def test_requests_and_the_ladder_are_told_once_each(fleet: Fleet) -> None:
-    async def scenario() -> None:
-        changes = Changes(fleet.service, period_s=PERIOD_S)
-        stream = changes.subscribe(["requests", "ladder"])
-        first = read(await anext(stream))
-        assert list(first) == ["requests", "ladder"]
-        assert first["requests"]["changed"] == first["ladder"]["models"] == []
-        await asyncio.to_thread(fleet.pick, request_id="r")
-        told = read(await anext(stream))
-        while not told["requests"]["changed"]:
-            told = read(await anext(stream))
-        assert [row["request"] for row in told["requests"]["changed"]] == ["r"]
-        assert told["requests"]["num_changed"] == 1
-        assert read(await anext(stream))["requests"]["changed"] == []
-        await asyncio.to_thread(fleet.reported, "r", "end", cached_tokens=0)
-        while not told["ladder"]["models"]:
-            told = read(await anext(stream))
-        assert told["ladder"]["models"][0]["ended"] == 1
-        stream.close()
-
-    asyncio.run(scenario())
+    requests, ladder = RequestsTopic(fleet.service), LadderTopic(fleet.service)
+    assert requests.advance()["changed"] == []
+    assert ladder.advance()["models"] == []
+    fleet.pick(request_id="r")
+    told: Any = requests.advance()
+    assert [row.request for row in told["changed"]] == ["r"]
+    assert told["num_changed"] == 1
+    assert requests.advance()["changed"] == []
+    whole: Any = requests.whole()
+    assert [row.request for row in whole["changed"]] == ["r"]
+    fleet.reported("r", "end", cached_tokens=0)
+    told = ladder.whole()
+    assert [(row.model, row.ended) for row in told["models"]] == [("m", 1)]
+    assert [(row.model, row.ended) for row in told["intervals"]] == [("m", 1)]
 
 
 def test_of_more_changes_than_a_message_holds_the_last_are_the_whole_state(fleet: Fleet) -> None:
