@@ -113,8 +113,8 @@ def pods(console: Console) -> None:
         PodRow(
             pod=pod, dp_rank=0, model=MODEL, state=PodState.DEGRADED, reason="3 messages lost",
             messages=1_234_567, groups=groups, placed={"tokens": 7_654_321},
-            refused={"parent_unknown": 12}, hash_function="", num_blocks=0, last_seq=1_234_566, memory_bytes=0,
-            endpoint="", replay_endpoint=None, bind=None,
+            refused={"parent_unknown": 12}, hash_function="", num_blocks=0, memory_bytes=0,
+            last_seq=1_234_566, endpoint="", replay_endpoint=None, bind=None,
         )
         for pod in PODS
     ]  # fmt: skip
