@@ -109,6 +109,8 @@ def test_nothing_is_looked_at_without_clients() -> None:
         before = len(looks)
         await asyncio.sleep(20 * PERIOD_S)
         assert len(looks) == before
+        assert listening.changes._task is not None
+        assert listening.changes._task.done()
         again = listening.changes.subscribe(["pods"])
         assert (await listening.next(again))["is_whole"]
         assert len(looks) > before
