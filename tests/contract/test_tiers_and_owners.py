@@ -195,6 +195,26 @@ def test_a_hit_inside_a_block_has_the_tier_of_the_entry_there(kind: SpecKind) ->
     assert found.score == pytest.approx(on_gpu + (48 - on_gpu) * 0.8)
 
 
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_an_offloaded_copy_may_end_inside_a_block(is_placed: bool) -> None:
+    """A placeholder says no size, so its place alone shows that its state ends inside a block."""
+    groups = (
+        GroupSpec(kind=SpecKind.MAMBA, block_size=32),
+        GroupSpec(kind=FULL_KIND, block_size=16),
+    )
+    index = an_index(Topology(groups=groups, hash_block_size=16, partial_hits=True))
+    full, state = replace(FULL, idx=1), Group(idx=0, kind="mamba", block=16)
+    tell(index, TEXT.stored(full, range(3 if is_placed else 2)))
+    tell(
+        index,
+        offloaded(group=full, blocks=range(2, 3)),
+        offloaded(group=state, blocks=range(2, 3)),
+    )
+    found = index.score(Request(model=MODEL, token_ids=TEXT.prompt[:49])).rows[0]
+    assert found.tiers["gpu"] == Bounds(0, 0)
+    assert found.tiers["gpu+cpu"] == Bounds(48 if is_placed else 0, 48)
+
+
 def test_a_window_that_the_engine_replays_counts_on_no_tier() -> None:
     window = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=128)
     full = GroupSpec(kind=FULL_KIND, block_size=16)

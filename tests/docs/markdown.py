@@ -11,6 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
+UNSET = re.compile(r"^# (?=\[|\w+ = )", re.MULTILINE)
+"""What stands before the settings of the example fleet.toml that are left out."""
+
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`]+`(?:, `[^`]+`)*")
 _BEGINS_ANEW = re.compile(r"\s*(?:$|[-*] |\d+\. |[|#!]|<!--)")

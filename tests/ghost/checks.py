@@ -6,7 +6,7 @@
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from kvbraid.cache import CacheManager
 from kvbraid.cache.events import Events
@@ -36,6 +36,7 @@ class Findable:
         self._ends: dict[bytes, tuple[int, list[list[int]]]] = {}
         self._announced: Counter[tuple[int, int]] = Counter()
         self._seen: dict[int, tuple[int, bytes]] = {}
+        self.publish: Callable[[Events], object] = lambda _: None
 
     def know(self, life: Life, expected: list[list[int]]) -> None:
         """Learn the hashes of all that a request will ever have."""
@@ -43,6 +44,7 @@ class Findable:
             self._ends[digest] = ((index + 1) * self._hash.block_size, expected)
 
     def replay(self, events: Events) -> None:
+        self.publish(events)
         for event in events.structs():
             if isinstance(event, AllBlocksCleared):
                 self._announced.clear()

@@ -2,12 +2,12 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
 from kvbraid.cache import CacheManager
-from kvbraid.events.model import BlockStored
+from kvbraid.events.model import BlockStored, Event
 from kvbraid.ids import BlockId
 from kvbraid.loads import Load, LoadReport, Record
 from kvbraid.scheduler import Step
@@ -46,6 +46,7 @@ class Offload:
             self.ranks = RealRanks(
                 device, random, num_ranks, names, share, host_slots=own.host_slots, folder=folder
             )
+        self.publish: Callable[[Sequence[Event]], object] = lambda _: None
         self._begun: dict[int, Load] = {}
         self._executed = -1
         self._right: dict[tuple[str, BlockKey], list[bytes | None]] = {}
@@ -134,7 +135,9 @@ class Offload:
             return
         self.manager.check_integrity()
         self.ranks.check()
-        for event in self.manager.take_events():
+        events = self.manager.take_events()
+        self.publish(events)
+        for event in events:
             step = 1 if isinstance(event, BlockStored) else -1
             for block_hash in event.block_hashes:
                 self._announced[event.medium, event.group_idx, block_hash] += step

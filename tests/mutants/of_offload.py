@@ -33,6 +33,23 @@ OF_OFFLOAD: Final = (
         (f"{UNIT}/test_storing.py::test_a_block_counts_once_every_rank_has_stored_its_part",),
     ),
     Mutant(
+        "free-when-answered",
+        "ranks: what a job uses is free once it was answered, though a call still hangs",
+        (
+            Edit(
+                f"{ROOM}/tracking.py",
+                "        if result.is_over:\n            known.unfinished.remove(rank)",
+                "        known.unfinished.remove(rank)",
+            ),
+        ),
+        (
+            f"{UNIT}/test_storing.py::"
+            "test_a_store_that_hangs_keeps_its_blocks_and_slots_until_it_is_over",
+            "tests/ghost/real/test_real_parts.py::"
+            "test_what_comes_back_from_files_and_host_memory_is_what_was_stored",
+        ),
+    ),
+    Mutant(
         "written-garbage-stays",
         "retraction: a record that was being written when its block turned out bad is not dropped",
         (
@@ -45,14 +62,36 @@ OF_OFFLOAD: Final = (
         (f"{UNIT}/test_retracting.py::test_a_write_under_way_is_followed_by_a_drop",),
     ),
     Mutant(
+        "garbage-not-forgotten",
+        "retraction: `forget_blocks` does nothing",
+        (
+            Edit(
+                f"{ROOM}/manager.py",
+                "        blocks = {*block_ids}\n",
+                "        blocks, block_ids = set[BlockId](), ()\n",
+            ),
+        ),
+        (
+            f"{UNIT}/test_retracting.py"
+            "::test_what_was_copied_from_a_block_is_retracted_from_every_tier",
+            "tests/unit/transfer/test_tiered_loads.py"
+            "::test_nothing_is_loaded_of_what_was_computed_from_garbage",
+        ),
+    ),
+    Mutant(
         "stored-before-removed",
         "events: a slot's new block is announced before the removal of the one that was in it",
         (
             Edit(
                 f"{ROOM}/announcing.py",
-                "        self._events += removals\n        self._run.append((key, content))",
-                "        self._run.append((key, content))\n        self._end_run()\n"
-                "        self._events += removals",
+                "            self._events += removals\n        for block in blocks:\n",
+                "        for block in blocks:\n",
+            ),
+            Edit(
+                f"{ROOM}/announcing.py",
+                "            self._run.append(block)\n",
+                "            self._run.append(block)\n        self._end_run()\n"
+                "        self._events += removals\n",
             ),
         ),
         (f"{UNIT}/test_storing.py::test_a_full_host_loses_what_was_used_longest_ago",),

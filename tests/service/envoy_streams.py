@@ -187,6 +187,14 @@ def refused(reply: ProcessingResponse) -> tuple[int, str]:
 # ---- a client -------------------------------------------------------------------------------
 
 
+def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def log_of(*entries: HTTPAccessLogEntry) -> StreamAccessLogsMessage:
+    return StreamAccessLogsMessage(http_logs=HTTPAccessLogEntries(log_entry=entries))
+
+
 class Stream:
     """One stream of ext_proc, as Envoy opens it."""
 
@@ -196,8 +204,7 @@ class Stream:
             ProcessingRequest.SerializeToString,
             ProcessingResponse.FromString,
         )
-        meta = (("authorization", f"Bearer {token}"),) if token else ()
-        self.call: Any = call(metadata=meta)
+        self.call: Any = call(metadata=bearer(token))
 
     async def send(self, *messages: ProcessingRequest) -> None:
         for message in messages:
@@ -241,15 +248,18 @@ class Envoy:
     def num_booked(self) -> int:
         return self.service.picking.num_booked()
 
-    async def log(self, *entries: HTTPAccessLogEntry) -> None:
-        """Send entries of the access log, and wait until they were read."""
+    def log_stream(self, *messages: StreamAccessLogsMessage, token: str | None = None) -> Any:  # noqa: ANN401 - a call of gRPC
+        """Open a stream of the access log; without messages it stays open for some."""
         method = self.channel.stream_unary(
             f"/{ACCESS_LOG}/StreamAccessLogs",
             StreamAccessLogsMessage.SerializeToString,
             StreamAccessLogsResponse.FromString,
         )
-        message = StreamAccessLogsMessage(http_logs=HTTPAccessLogEntries(log_entry=entries))
-        await method(iter([message]))
+        return method(iter(messages) if messages else None, metadata=bearer(token))
+
+    async def log(self, *entries: HTTPAccessLogEntry) -> None:
+        """Send entries of the access log, and wait until they were read."""
+        await self.log_stream(log_of(*entries))
 
     async def health(self, name: str) -> int:
         check = self.channel.unary_unary(

@@ -82,6 +82,7 @@ class FakeIndex:
     held: threading.Event = field(default_factory=threading.Event)
     is_busy: bool = False
     fail: Exception | None = None
+    memory_limit_bytes: int | None = None
 
     def register(
         self,

@@ -66,7 +66,7 @@ OF_GATEWAYS = {"too_many_requests", "pod_failed", "pod_silent", "http_version", 
 
 
 def test_every_code_is_reachable_from_a_route_or_from_what_comes_before_it() -> None:
-    listed = {code for route in ROUTES for code in route.errors} | OF_GATEWAYS
+    listed = {code for route in ROUTES for code in route.codes} | OF_GATEWAYS
     assert listed | {"not_found", "method_not_allowed", *EVERYWHERE} == set(ERRORS)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodId
-from kvbraid.service.config import FleetConfig, Limits, read_fleet_file
+from kvbraid.service.config import FleetConfig, Limits
 from kvbraid.service.discovery import MOST_ADDRESSES, FollowedName, following_names, resolve
+from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex

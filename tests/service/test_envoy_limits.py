@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from kvbraid.gateway.envoy.processing import BodyMode
 from kvbraid.gateway.envoy.server import ACCESS_LOG, EXT_PROC
-from kvbraid.service.config import Limits
+from kvbraid.service.config import Limits, ServerOptions
 from kvbraid.service.http.access import Access
 
 from tests.service.envoy_streams import (
@@ -18,6 +18,7 @@ from tests.service.envoy_streams import (
     ends,
     entry,
     envoy,
+    log_of,
     options,
     picked,
     prompt,
@@ -187,6 +188,29 @@ async def test_who_may_not_change_anything_may_not_ask(
             with pytest.raises(grpc.aio.AioRpcError) as told:
                 await them.log(entry("r"))
             assert told.value.code() is code
+        await them.until(0)
+
+
+@in_loop
+async def test_a_token_that_is_revoked_ends_open_streams() -> None:
+    access = Access(token="t")
+    async with envoy(access=access) as them:
+        log = them.log_stream(token="t")
+        await log.write(log_of(entry("a")))
+        open_one, before = them.stream("t"), them.stream("t")
+        await open_one.ask(request_headers(x_request_id="late"))
+        await before.ask(request_headers(x_request_id="early"), request_body(prompt()))
+        while not (them.app.grpc.log.entries and them.app.grpc.streams.num_open == 2):
+            await asyncio.sleep(0.001)
+        access.change(ServerOptions(token="u"), [])
+        await log.write(log_of(entry("b")))
+        assert await log.code() is grpc.StatusCode.UNAUTHENTICATED
+        (told,) = await open_one.ask(request_body(prompt()))
+        assert refused(told) == (401, "unauthorized")
+        assert them.num_booked == 1  # What was booked before goes on.
+        assert them.app.grpc.log.entries.total() == 1
+        before.call.cancel()
+        await them.log_stream(log_of(entry("early")), token="u")
         await them.until(0)
 
 

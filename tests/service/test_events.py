@@ -14,7 +14,14 @@ from kvbraid.ids import PodId, PodState
 from kvbraid.service.config import PodConfig
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.http.events import MOST_ROWS, Changes, LadderTopic, RequestsTopic, Stream
+from kvbraid.service.http.events import (
+    MOST_ROWS,
+    Changes,
+    LadderTopic,
+    RequestsTopic,
+    Stream,
+    pass_on,
+)
 from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
 
@@ -237,6 +244,24 @@ def test_a_client_that_goes_makes_room_for_another() -> None:
         sock = open_ones[0][0].sock
         sock.shutdown(socket.SHUT_RDWR)
         assert until(lambda: listen(server)[1].status, lambda status: status == 200) == 200
+
+
+def test_a_stream_ends_when_rights_change_so_that_a_revoked_key_hears_no_more() -> None:
+    async def scenario() -> None:
+        listening = Listening()
+        stream, told, gone = listening.changes.subscribe(["pods"]), [], asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: bytes) -> None:
+            told.append(message)
+
+        await asyncio.wait_for(pass_on(stream, receive, send, lambda: len(told) < 2), timeout=10)
+        assert len(told) == 2
+
+    asyncio.run(scenario())
 
 
 def test_head_has_the_headers_of_a_stream_and_no_end_to_wait_for() -> None:

@@ -1,6 +1,7 @@
 """What goes through a gateway, and what its router learns of it."""
 
 import asyncio
+import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig, Serving
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.http.access import Access
+from kvbraid.service.keys import KeyEntry
 
 from tests.service.route_pods import Asked, Fleet, fleet, get, greets, in_loop, post, prompt, until
 
@@ -181,6 +184,20 @@ async def test_a_gateway_has_the_console_and_shows_what_it_forwards() -> None:
         _, body = await them.ask(get("/requests.json"))
         (row,) = json.loads(body)["requests"]
         assert (row["status"], row["chosen"]["pod"]) == ("ended", "a")
+
+
+@in_loop
+async def test_nobody_is_told_of_pods_if_that_needs_a_key_of_ours() -> None:
+    hashed = hashlib.sha256(b"key").hexdigest()
+    keys = [KeyEntry(name="k", sha256=hashed, rights=["read"])]
+    async with fleet(greets, access=Access(keys=keys)) as them:
+        asked = post(x_kvbraid_explain="1", authorization="Bearer key-of-the-engine")
+        head, _ = await them.ask(asked)
+        assert head.status == 200
+        assert "x-kvbraid-pod" not in head.headers
+        assert (await them.ask(get("/v1/pods")))[0].status == 401
+        for path in ("/healthz", "/readyz", "/v1/models"):
+            assert (await them.ask(get(path)))[0].status == 200
 
 
 # ---- what is asked --------------------------------------------------------------------------

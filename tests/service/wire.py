@@ -38,6 +38,9 @@ class Transport(asyncio.Transport):
             self._is_closing = True
             self._loop.call_soon(self.lost, None)
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.has_ended = True
 

@@ -73,8 +73,11 @@ def test_blocks_are_stored_copied_and_loaded_by_what_was_measured(
     cuda.CudaEngine(tensors, calibrations=tmp_path)
     assert library.calls == [], "the second start reads what the first measured"
     file.write_text("{}")
-    cuda.CudaEngine(tensors, calibrations=tmp_path)
+    again = cuda.CudaEngine(tensors, calibrations=tmp_path)
     assert len(library.calls) == trials, "what is not ours is measured again"
+    assert engine.incidents["calibration_trials"] > 0, "the double has no memory for all of them"
+    counts = {"trials": again.incidents["calibration_trials"], "refused": 1, "unwritten": 0}
+    assert again.incidents == {f"calibration_{what}": number for what, number in counts.items()}
 
 
 def test_the_benchmark_verifies_and_prints_every_row(

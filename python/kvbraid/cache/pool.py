@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import check_counts, group_of
+from kvbraid.cache.counts import NOT_TAKEN, check_counts, group_of
 from kvbraid.cache.step import BlockInfo
 from kvbraid.ids import BlockId
 from kvbraid.reading import COUNT, check
@@ -97,11 +97,14 @@ class BlockPool:
             InvalidValueError: The block or the group does not exist, the block is the null block,
                 or no engine's hashes have the length of this one.
         """
-        check("block_id", block_id, COUNT)
-        check("num_tokens", num_tokens, COUNT)
-        check("group", group, self._group)
-        check("block_hash", block_hash, bytes)
-        self._core.register(block_id, group, block_hash, num_tokens)
+        try:
+            self._core.register(block_id, group, block_hash, num_tokens)
+        except NOT_TAKEN:
+            check("block_id", block_id, COUNT)
+            check("num_tokens", num_tokens, COUNT)
+            check("group", group, self._group)
+            check("block_hash", block_hash, bytes)
+            raise
 
     def unregister(self, block_id: BlockId, group: int, block_hash: bytes) -> bool:
         """Remove one hash of a block; return whether the hash found the block.

@@ -8,6 +8,7 @@ In reading order:
     options   what commands have in common
     models    `kvbraid model` and `kvbraid plan`
     cache     `kvbraid cache`
+    config    `kvbraid check-config` and `kvbraid new-key`
     fleet     `kvbraid fleet`
     recovery  `kvbraid recover`
     servers   `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve`
@@ -27,6 +28,7 @@ import click
 
 from kvbraid import __version__
 from kvbraid.cli.cache import cache
+from kvbraid.cli.config import check_config, new_key
 from kvbraid.cli.fleet import fleet
 from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import SETTING, TEXT, Command, Secret
@@ -73,8 +75,10 @@ def cli() -> None:
 
 
 cli.add_command(cache)
+cli.add_command(check_config)
 cli.add_command(fleet)
 cli.add_command(model)
+cli.add_command(new_key)
 cli.add_command(pick_serve)
 cli.add_command(plan)
 cli.add_command(recover)
@@ -86,6 +90,9 @@ _url = click.option(
     "--url", type=TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
     help="Base URL of a running server.",
 )  # fmt: skip
+_token = click.option(
+    "--token", type=TEXT, cls=Secret, envvar="KVBRAID_TOKEN", help="Bearer token of the server."
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON line.")
 
 
@@ -127,12 +134,14 @@ def _request(*more: Command) -> Callable[[Command], Command]:
     "--strategy", type=click.Choice(["exact", "weighted_blocks"]),
     help="How `score` is computed.  [default: exact]",
 )  # fmt: skip
+@_token
 @_json
 @_url
 def score(
     tokens: str,
     url: str,
     *,
+    token: str | None,
     as_json: bool,
     raw: bool,
     **query: Any,  # noqa: ANN401
@@ -145,19 +154,21 @@ def score(
     from kvbraid.report.answers import show_scores
     from kvbraid.service.http.client import Client, read_request, to_json
 
-    with Client(url) as client:
+    with Client(url, token=token) as client:
         answer = client.score(*read_request(tokens, query, raw=raw))
     _print(answer, to_json if as_json else None, show_scores)
 
 
 @cli.command()
 @_request(_TIERS)
+@_token
 @_json
 @_url
 def explain(
     tokens: str,
     url: str,
     *,
+    token: str | None,
     as_json: bool,
     raw: bool,
     **query: Any,  # noqa: ANN401
@@ -169,7 +180,7 @@ def explain(
     from kvbraid.report.answers import show_explanation
     from kvbraid.service.http.client import Client, read_request, to_json
 
-    with Client(url) as client:
+    with Client(url, token=token) as client:
         answer = client.explain(*read_request(tokens, query, raw=raw))
     _print(answer, to_json if as_json else None, show_explanation)
 
@@ -183,9 +194,7 @@ def explain(
         help="As in vLLM: requests of a larger number do not delay it.  [default: 0]",
     ),
 )
-@click.option(
-    "--token", type=TEXT, cls=Secret, envvar="KVBRAID_TOKEN", help="Bearer token of the server."
-)
+@_token
 @_json
 @_url
 def pick(
@@ -217,23 +226,25 @@ def pick(
 
 
 @cli.command()
+@_token
 @_json
 @_url
-def pods(url: str, *, as_json: bool) -> None:
+def pods(url: str, *, token: str | None, as_json: bool) -> None:
     """List the registered pods with state, progress and refusals."""
     from kvbraid.report.answers import show_pods
     from kvbraid.service.http.client import Client, to_json
 
-    with Client(url) as client:
+    with Client(url, token=token) as client:
         answer = client.pods()
     _print(answer, to_json if as_json else None, show_pods)
 
 
 @cli.command()
 @click.option("--watch", is_flag=True, help="Ask again every 2 seconds, until Ctrl-C.")
+@_token
 @_json
 @_url
-def ladder(url: str, *, watch: bool, as_json: bool) -> None:
+def ladder(url: str, *, token: str | None, watch: bool, as_json: bool) -> None:
     """Show how much of all prompts was reused, and why not more.
 
     It leads from the prompts over what was seen before, what the best and the chosen pods were
@@ -243,7 +254,7 @@ def ladder(url: str, *, watch: bool, as_json: bool) -> None:
     from kvbraid.report.ladder import show_ladder
     from kvbraid.service.http.client import Client, to_json
 
-    with Client(url) as client:
+    with Client(url, token=token) as client:
         for answer in _again(client.ladder, forever=watch):
             if watch and not as_json:
                 click.clear()
@@ -256,8 +267,11 @@ def ladder(url: str, *, watch: bool, as_json: bool) -> None:
     "--endpoint", type=TEXT, help="Listen to this ZeroMQ endpoint instead of a server's pods."
 )
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
+@_token
 @_url
-def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str) -> None:
+def tail(
+    pod: tuple[str, ...], *, endpoint: str | None, count: int | None, token: str | None, url: str
+) -> None:
     """Show live events of a server's pods or of one endpoint.
 
     Without PODs it shows all of the server's. It goes on until Ctrl-C.
@@ -270,7 +284,7 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
     from kvbraid.service.http.client import Client
 
     if endpoint is None:
-        with Client(url) as client:
+        with Client(url, token=token) as client:
             sources = sources_of(client.pods(), pod)
     else:
         sources = [source_of(endpoint)]

@@ -48,13 +48,12 @@ def _server(command: Command) -> Command:
     return command
 
 
-def _configured(
-    config: Path | None, flags: dict[str, _Flag], *, grpc_port: int | None = None
-) -> "FleetConfig":
-    from kvbraid.service.config import FleetConfig, override, read_fleet_file
+def _configured(config: Path | None, flags: dict[str, _Flag]) -> "FleetConfig":
+    from kvbraid.service.config import FleetConfig
+    from kvbraid.service.fleet_file import override, read_fleet_file
 
     read = FleetConfig() if config is None else read_fleet_file(config)
-    return override(read, flags, grpc_port=grpc_port)
+    return override(read, flags)
 
 
 @click.command()
@@ -85,7 +84,7 @@ def route(config: Path | None, **flags: _Flag) -> None:
     "--grpc-port", type=click.IntRange(0, 65535),
     help="Port on which Envoy asks; 0 = any free one.  [default: 9002]",
 )  # fmt: skip
-def pick_serve(config: Path | None, grpc_port: int | None, **flags: _Flag) -> None:
+def pick_serve(config: Path | None, **flags: _Flag) -> None:
     """Serve, and tell Envoy where requests go.
 
     It is `kvbraid serve` with the endpoint picker of the Gateway API Inference Extension
@@ -94,7 +93,7 @@ def pick_serve(config: Path | None, grpc_port: int | None, **flags: _Flag) -> No
     require(require_envoy, "kvbraid pick-serve")
     from kvbraid.gateway.envoy.serve import pick_serve
 
-    pick_serve(_configured(config, flags, grpc_port=grpc_port), announce=_announce)
+    pick_serve(_configured(config, flags), announce=_announce)
 
 
 def _announce(url: str, grpc: str | None = None) -> None:

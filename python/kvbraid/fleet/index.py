@@ -102,11 +102,17 @@ class IndexOptions:
 
 
 class FleetIndex:
-    """Knows what every pod holds, from the pods' own events, and what a request can reuse."""
+    """Knows what every pod holds, from the pods' own events, and what a request can reuse.
+
+    Attributes:
+        memory_limit_bytes: What `memory_bytes` is kept under; None: no limit.
+    """
 
     def __init__(self, options: IndexOptions | None = None) -> None:
         check("options", options, IndexOptions | None)
-        self._core = FleetCore(options or IndexOptions())
+        options = options or IndexOptions()
+        self.memory_limit_bytes = options.memory_limit_bytes
+        self._core = FleetCore(options)
         self._ranks: dict[PodId, int] = {}  # Of the pods registered.
 
     def register(

@@ -15,6 +15,7 @@ from kvbraid.gateway.usage import delivered
 from kvbraid.policy import Decision
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.http.access import Access
 from kvbraid.service.rungs import Rungs
 
 COMMENT: Final = b": waiting\n\n"
@@ -27,9 +28,14 @@ _FIXED: Final = frozenset({b"content-length", b"content-encoding"})
 class Answerer:
     """Passes on the answers of one gateway."""
 
-    def __init__(self, options: ForwardingOptions, counts: GatewayCounts) -> None:
+    def __init__(self, options: ForwardingOptions, counts: GatewayCounts, access: Access) -> None:
         self._options = options
+        self._access = access
         self._counts = counts
+
+    def _tells(self) -> bool:
+        """Whether clients may know what pods hold; the key that they have is their engine's."""
+        return self._options.tells and self._access.is_open("explain")
 
     async def pass_on(self, exchange: Exchange, opened: Answered) -> None:
         """Send an answer to its client, and report to the router how it went.
@@ -48,7 +54,7 @@ class Answerer:
             exchange.shown = None  # Nothing can be taken out of it.
         exchange.answers[answer.status] += 1
         headers = [*answer.headers, (REQUEST_ID, exchange.request_id)]
-        if EXPLAIN in exchange.given and self._options.tells:
+        if EXPLAIN in exchange.given and self._tells():
             headers += _explained(opened.decision, exchange.rungs())
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await exchange.send(start)

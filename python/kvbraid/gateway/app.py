@@ -72,6 +72,7 @@ class Gateway(Application):
             options,
             limits=self.connection_limits,
             requests=self.metrics.requests,
+            access=access,
         )
         self.poller = LoadPoller(
             self.proxy.fleet,
@@ -140,7 +141,7 @@ class Gateway(Application):
 
         told = [route for route in ROUTES if options.tells or route.path in PUBLIC]
         return [
-            replace(route, handler=models, at_once=models, answers={200: ModelList})
+            replace(route, handler=models, at_once=models, answers={200: ModelList}, right=None)
             if route.path == MODELS_PATH
             else route
             for route in told

@@ -36,6 +36,9 @@ from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import RequestCounts
 
 DIRECTIONS_PATH: Final = "/internal/route"
+RIGHT: Final = "route"
+"""What a data plane needs that asks there."""
+
 CUT: Final = "x-body-truncated"
 """The header of a body of which only the beginning is sent: `have/full`, in bytes."""
 
@@ -132,9 +135,8 @@ class Directions:
 
     async def _answer(self, scope: Scope, body: Body) -> Answer:
         given = once(scope["headers"])
-        self._access.check(
-            given.get(b"authorization", b""), given.get(b"host", b""), given.get(b"origin")
-        )
+        authorization = given.get(b"authorization", b"")
+        self._access.check(RIGHT, authorization, given.get(b"host", b""), given.get(b"origin"))
         if self._asking > self._options.requests:
             raise RefusalError("too_many_requests", f"{self._options.requests} are in flight")
         body_bytes = await body.read_whole(given)

@@ -26,6 +26,7 @@ from kvbraid.gateway.sending import Sender
 from kvbraid.gateway.upstream import PodError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import (
     RETRY_AFTER,
     TOO_MANY_REQUESTS,
@@ -54,6 +55,7 @@ class Proxy:
         *,
         limits: ConnectionLimits,
         requests: RequestCounts,
+        access: Access,
     ) -> None:
         self._reader = reader
         self._options = options
@@ -70,7 +72,7 @@ class Proxy:
         self.chooser = Chooser(service, self.fleet, self.counts)
         self._sender = Sender(self.chooser, self.fleet, options, self.counts)
         self.queue = self._sender.queue
-        self._answerer = Answerer(options, self.counts)
+        self._answerer = Answerer(options, self.counts, access)
 
     @property
     def in_flight(self) -> int:

@@ -132,7 +132,8 @@ class Router:
         self.policy = policy or CostRule()
         self._seconds = dict(seconds or {})
         self._options = options or RouterOptions()
-        self._fits = {m: Fit(self._seconds.get(m, _DEFAULT_SECONDS)) for m in self._options.fit}
+        self._fits: dict[str, Fit] = {}
+        self._set_fits()
         self._chance = chance or Random()  # noqa: S311 - it spreads load, and guards nothing
         self._note = note
         self._standings = Standings()
@@ -142,6 +143,32 @@ class Router:
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
         self._counts: Counter[str] = Counter()
         self._lock = Lock()
+
+    def route_by(
+        self,
+        policy: RoutingPolicy | None = None,
+        *,
+        seconds: Mapping[str, Seconds],
+        options: RouterOptions,
+    ) -> None:
+        """Choose otherwise from the next request on; without a policy, by the one there is.
+
+        What is booked stays booked. A fit goes on where the coefficients that were given are the
+        same; where they are not, it begins anew.
+        """
+        with self._lock:
+            self.policy = policy or self.policy
+            if options.load_age_s != self._options.load_age_s:
+                self._engines = EngineLoads(options.load_age_s)
+            self._seconds, self._options = dict(seconds), options
+            self._set_fits()
+
+    def _set_fits(self) -> None:
+        given = {m: self._seconds.get(m, _DEFAULT_SECONDS) for m in self._options.fit}
+        self._fits = {
+            model: old if (old := self._fits.get(model)) and old.given == seconds else Fit(seconds)
+            for model, seconds in given.items()
+        }
 
     # ---- what a rank is like ---------------------------------------------------------------
 

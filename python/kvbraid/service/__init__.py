@@ -8,11 +8,15 @@ Two wings that do not know each other, on one common ground. In reading order:
     prompting   the `[tokens]` tables, which it reads too
     envoy       the `[envoy]` table, which its picker for Envoy reads
     console     the `[console]` table: how much pages in a browser are shown
+    keys        keys and what they allow
+    tls         the `[tls]` table, and the context that is made from its files
+    fleet_file  a fleet.toml is read with all of them, or refused with every error in it
     errors      one table of error codes, one JSON shape
     requests    bytes of a request to a `Request`; `answers` are the bodies that go back
     journal     what happens to pods, one line each; `logs` writes the lines
     capacity    how many sockets and descriptors this process has room for
     closing     what `with` closes at its end
+    supervision   what systemd is told: ready, alive, ending
     ports       the protocols of the index and the feeds that the other modules need
     rungs       from a prompt to what an engine reused of it: gaps and their reasons
     ladder      the sums of that, per model; `ladder_history` has them by time
@@ -20,7 +24,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     recent      the last requests: why their ranks were chosen, and what became of them
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
-    reloading   pods of a fleet.toml that is written anew
+    in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
     discovery   pods that a name stands for
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher

@@ -5,7 +5,7 @@ other answers are converted from the index's rows by attribute name.
 """
 
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -237,6 +237,36 @@ class PodChange(msgspec.Struct, frozen=True):
 
     pod: str
     status: str
+
+
+class RefusedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was refused: when, in seconds since 1970, and the line that says why."""
+
+    at: float
+    error: str
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that counts; `last_used` is in seconds since 1970, and null before the first use."""
+
+    name: str
+    rights: list[str]
+    last_used: float | None
+
+
+class ConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/config: what counts since when, and what of the file does not count yet.
+
+    `config` has the tables of the file with all defaults; secrets are masked. `waiting` are keys
+    that count at the next start. `refused` is the last file, if nothing of it counts.
+    """
+
+    file: str | None
+    since: float
+    waiting: list[str]
+    refused: RefusedConfig | None
+    keys: list[KeyRow]
+    config: dict[str, Any]
 
 
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):

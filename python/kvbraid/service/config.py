@@ -1,12 +1,11 @@
 """What an operator writes, `fleet.toml` or the body of PUT /v1/pods/{id}, as frozen values.
 
-The same structs decode both, and every refusal names the key and a remedy. Reading a file is the
-only I/O; nothing here knows whether a pod is registered.
+The same structs decode both, and every refusal names the key and a remedy. Nothing here reads a
+file, or knows whether a pod is registered.
 """
 
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -15,18 +14,18 @@ import msgspec
 from msgspec import Meta
 
 from kvbraid.engine import EngineProfile
-from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shortened
+from kvbraid.errors import InvalidValueError, TopologyError, shortened
 from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
-from kvbraid.models import find_config
 from kvbraid.service.console import ConsoleOptions
-from kvbraid.service.decoding import describe
 from kvbraid.service.envoy import EnvoyOptions
-from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.keys import MOST_KEYS, KeyEntry
 from kvbraid.service.logs import Format, Level
-from kvbraid.service.prompting import TokensTable, beside
-from kvbraid.service.routing import RouterTable, Routing, read_routing
+from kvbraid.service.prompting import TokensTable
+from kvbraid.service.routing import RouterTable, Routing
+from kvbraid.service.tls import Tls, TlsTable
 from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
 from kvbraid.spec_mapping import pod_from_mapping
@@ -63,11 +62,14 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     stderr.
     `allow_hosts` are further names by which changes may call a server that listens on loopback
     and has no token, besides localhost and loopback addresses.
+    `open_rights` is what needs no key. If it is left out, that is reading and explaining as long
+    as there are no `[[keys]]`, and nothing once there are.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8090
     token: Annotated[str, Meta(min_length=1)] | None = None
+    open_rights: tuple[Literal["read", "explain"], ...] | None = None
     allow_registration: bool = False
     allow_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     silence_s: Annotated[float, Meta(gt=0)] = 5.0
@@ -153,6 +155,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A whole fleet.toml."""
 
     server: ServerOptions = ServerOptions()
+    tls: TlsTable | None = None
     limits: Limits = Limits()
     index: IndexTable = IndexTable()
     router: RouterTable = RouterTable()
@@ -160,6 +163,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     envoy: EnvoyOptions = EnvoyOptions()
     console: ConsoleOptions = ConsoleOptions()
     tokens: dict[str, TokensTable] = {}
+    keys: Annotated[list[KeyEntry], Meta(max_length=MOST_KEYS)] = []
     pods: list[PodEntry] = []
     discover: Annotated[list[DiscoverEntry], Meta(max_length=64)] = []
 
@@ -236,17 +240,25 @@ class Discovery:
         return pod_config(fields, self.model_config, schemes=HTTP_SCHEMES)
 
 
+Stamp: TypeAlias = tuple[int, ...] | None
+"""What changes when a file is written or replaced; None if there is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """Everything that `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve` need.
 
-    `path` is the file that it was read from, and `written` that file's server options: flags take
-    precedence over them.
+    `path` is the file that it was read from, and `file` what stood in it. `stamps` is the status
+    of each file that it was made from, before that was read. `flags` are those of the command
+    line, which take precedence over the file, by the names of what they replace.
     """
 
     path: Path | None = None
-    written: ServerOptions = field(default_factory=ServerOptions)
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+    file: FleetFile = FleetFile()  # noqa: RUF009 - frozen
+    flags: Mapping[str, object] = field(default_factory=dict)
     server: ServerOptions = field(default_factory=ServerOptions)
+    tls: Tls | None = None
     limits: Limits = field(default_factory=Limits)
     index: IndexTable = field(default_factory=IndexTable)
     routing: Routing = field(default_factory=Routing)
@@ -254,119 +266,9 @@ class FleetConfig:
     envoy: EnvoyOptions = field(default_factory=EnvoyOptions)
     console: ConsoleOptions = field(default_factory=ConsoleOptions)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
+    keys: tuple[KeyEntry, ...] = ()
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
     discovered: tuple[Discovery, ...] = ()
-
-
-def read_fleet_file(path: Path) -> FleetConfig:
-    """Read a fleet.toml.
-
-    Raises:
-        InvalidValueError: One line with the file, the key and a remedy.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        parsed = msgspec.convert(table, FleetFile)
-    except OSError as error:
-        msg = f"{path}: {error.strerror}; give the path of a fleet.toml"
-        raise InvalidValueError(msg) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"{path}: not TOML: {error}") from None
-    except RecursionError:
-        msg = f"{path}: nested too deeply; no key of a fleet.toml holds more than lists of tables"
-        raise InvalidValueError(msg) from None
-    except msgspec.ValidationError as error:
-        raise InvalidValueError(f"{path}: {describe(error, FleetFile)}") from None
-    try:
-        routing = read_routing(parsed.router)
-    except InvalidValueError as error:
-        raise InvalidValueError(f"{path}: {error}") from None
-    return FleetConfig(
-        path=path,
-        written=parsed.server,
-        server=parsed.server,
-        limits=parsed.limits,
-        index=parsed.index,
-        routing=routing,
-        forwarding=parsed.gateway,
-        envoy=parsed.envoy,
-        console=parsed.console,
-        tokens=_tokens(path, parsed),
-        pods=_pods(path, parsed),
-        discovered=tuple(_discovered(path, parsed)),
-    )
-
-
-def override(
-    config: FleetConfig, flags: Mapping[str, object], *, grpc_port: int | None = None
-) -> FleetConfig:
-    """Replace options by the command line's flags; None or nothing means not given.
-
-    Raises:
-        InvalidValueError: A flag's value is not what the option accepts.
-    """
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
-    options = {**msgspec.structs.asdict(config.server), **given}
-    if grpc_port is not None:
-        config = replace(config, envoy=msgspec.structs.replace(config.envoy, port=grpc_port))
-    try:
-        return replace(config, server=msgspec.convert(options, ServerOptions))
-    except msgspec.ValidationError as error:
-        raise InvalidValueError(f"--{describe(error, ServerOptions)}") from None
-
-
-def _tokens(path: Path, parsed: FleetFile) -> dict[str, TokensTable]:
-    for model, table in parsed.tokens.items():
-        where = f"{path}: tokens.{one_line(model)}"
-        if (table.folder is None) == (table.engine is None):
-            raise InvalidValueError(f"{where}: give a folder, or the URL of an engine")
-        try:
-            _url(table.engine)
-        except RefusalError as error:
-            raise InvalidValueError(f"{where}.engine: {error.told()}") from None
-        if table.engine is not None and table != TokensTable(engine=table.engine):
-            told = "the engine that is asked has its own template and arguments"
-            raise InvalidValueError(
-                f"{where}: engine = {table.engine!r}; {told}: give no other key"
-            )
-    return beside(parsed.tokens, path.parent)
-
-
-def _discovered(path: Path, parsed: FleetFile) -> Iterator[Discovery]:
-    for number, entry in enumerate(parsed.discover):
-        where = f"{path}: discover[{number}] ({entry.name})"
-        for key in ("endpoint", "replay_endpoint", "bind", "url"):
-            if key == "endpoint" and entry.endpoint == ASK and entry.events_port is None:
-                continue
-            if getattr(entry, key) is not None:
-                remedy = "give port, events_port and replay_port: the addresses are the name's"
-                raise InvalidValueError(f"{where}: {key} = {getattr(entry, key)!r}; {remedy}")
-        try:
-            discovery = Discovery(entry=entry, model_config=_config_of(entry, path.parent))
-            discovery.pod_at(_SOME_ADDRESS)
-        except KvbraidError as error:
-            raise InvalidValueError(f"{where}: {as_refusal(error).told()}") from None
-        yield discovery
-
-
-def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
-    pods: dict[PodId, PodConfig] = {}
-    for number, entry in enumerate(parsed.pods):
-        where = f"{path}: pods[{number}]"
-        try:
-            pod = pod_id(entry.id)
-            if pod in pods:
-                msg = f"{where}.id = {pod!r} is a duplicate; give each pod an id of its own"
-                raise InvalidValueError(msg)
-            config = _config_of(entry, path.parent)
-            pods[pod] = pod_config(entry, config, schemes=FILE_SCHEMES)
-        except RefusalError as error:
-            raise InvalidValueError(f"{where} ({one_line(entry.id)}): {error.told()}") from None
-        except KvbraidError as error:
-            told = str(error)
-            msg = told if told.startswith(where) else f"{where} ({one_line(entry.id)}): {told}"
-            raise InvalidValueError(msg) from None
-    return pods
 
 
 _POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
@@ -374,21 +276,10 @@ _HOST: Final = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*"
 _TCP: Final = re.compile(rf"tcp://(\*|{_HOST}):([0-9]{{1,5}})")
 _URL: Final = re.compile(rf"https?://({_HOST})(?::([0-9]{{1,5}}))?(?:/[A-Za-z0-9._~/-]*)?")
 _LONGEST_URL: Final = 512
-_SOME_ADDRESS: Final = "192.0.2.1"
-"""Of documentation. If a pod can be there, it can be at any other address."""
 HTTP_SCHEMES: Final = ("tcp",)
 FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
-_ModelConfig: TypeAlias = Mapping[str, object] | None
-
-
-def _config_of(entry: PodEntry | DiscoverEntry, folder: Path) -> _ModelConfig:
-    """Return the config that a pod's entry names, by the model's name or a path."""
-    if entry.model_config is None:
-        return None
-    try:
-        return find_config(entry.model_config, folder=folder)
-    except InvalidValueError as error:
-        raise type(error)(f"model_config: {error}") from None
+ModelConfig: TypeAlias = Mapping[str, object] | None
+"""The contents of a model's config.json, if there is one."""
 
 
 def pod_id(text: str) -> PodId:
@@ -404,7 +295,7 @@ def pod_id(text: str) -> PodId:
 
 
 def pod_config(
-    body: PodFields, model_config: _ModelConfig, *, schemes: tuple[str, ...]
+    body: PodFields, model_config: ModelConfig, *, schemes: tuple[str, ...]
 ) -> PodConfig:
     """Check what the struct's types cannot: endpoints, topology and the model's config.json.
 
@@ -423,9 +314,7 @@ def pod_config(
     return config
 
 
-def _pod_config(
-    body: PodFields, model_config: _ModelConfig, schemes: tuple[str, ...]
-) -> PodConfig:
+def _pod_config(body: PodFields, model_config: ModelConfig, schemes: tuple[str, ...]) -> PodConfig:
     if body.endpoint == ASK:
         _check_asked(body)
     elif body.endpoint is not None:
@@ -455,7 +344,7 @@ def _pod_config(
         engine=engine,
         dp_size=body.dp_size,
         loras=body.loras,
-        serving=Serving(url=_url(body.url), drain=body.drain, max_running=body.max_running),
+        serving=Serving(url=check_url(body.url), drain=body.drain, max_running=body.max_running),
     )
 
 
@@ -469,7 +358,7 @@ def _check_asked(body: PodFields) -> None:
             raise RefusalError("invalid_value", message, remedy=f"give an endpoint, or no {name}")
 
 
-def _url(url: str | None) -> str | None:
+def check_url(url: str | None) -> str | None:
     """Check the address that data planes are given; a password in it would be told to everyone."""
     if url is None:
         return None

@@ -38,6 +38,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "registration_off": ErrorKind(
         403, "start the server with --token, --allow-registration, or on 127.0.0.1"
     ),
+    "right_missing": ErrorKind(403, "use a key with that right, or give this one the right"),
     "foreign_host": ErrorKind(
         403, "call the server as localhost, list the name in server.allow_hosts, or use a token"
     ),

@@ -90,7 +90,7 @@ class Picking:
         console: ConsoleOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        routing = routing or Routing()
+        self._routing = routing = routing or Routing()
         self._router = Router(
             index,
             routing.make_policy(),
@@ -108,6 +108,16 @@ class Picking:
         self.tokens = Counter(prompt=0, lower=0, upper=0, resumable=0, delivered=0)
         self.ladder = Ladder(clock)
         self.recent = Recent(console)
+
+    def route_by(self, routing: Routing) -> None:
+        """Choose by another table from the next pick on; what is booked stays booked."""
+        old, self._routing = self._routing, routing
+        is_same = (old.policy, old.costs) == (routing.policy, routing.costs)
+        self._router.route_by(
+            None if is_same else routing.make_policy(),
+            seconds=routing.seconds,
+            options=replace(routing.options, with_seen=True),
+        )
 
     # ---- pods ------------------------------------------------------------------------------
 

@@ -34,7 +34,12 @@ class Index(Promising, Protocol):
     """The part of `FleetIndex` that the service calls; thread-safe.
 
     Every call may raise a KvbraidError; UnknownError for a model or pod that is not registered.
+
+    Attributes:
+        memory_limit_bytes: What `memory_bytes` is kept under; None: no limit.
     """
+
+    memory_limit_bytes: int | None
 
     def register(
         self,

@@ -8,7 +8,7 @@ application calls them on a thread.
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +19,8 @@ from kvbraid.ids import PodId, PodState
 from kvbraid.policy import EngineLoad
 from kvbraid.service.answers import EngineLoadRow, FeedRow, IndexRow, PodChange, PodRow, PodsAnswer
 from kvbraid.service.config import Followed, Limits, PodConfig, ServerOptions, Serving
-from kvbraid.service.errors import RefusalError
+from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.in_force import InForce
 from kvbraid.service.journal import Journal, Rank
 from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
@@ -37,10 +38,11 @@ class Service:
     `readiness` counts, is when that was made.
 
     Attributes:
+        in_force: The configuration that counts, for those who show it.
         asked: How pods answered that were asked where they publish.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is put together from
         self,
         index: Index,
         feed: Feed,
@@ -49,9 +51,11 @@ class Service:
         readiness: Readiness | None = None,
         journal: Journal | None = None,
         picking: Picking | None = None,
+        in_force: InForce | None = None,
     ) -> None:
         self.index = index
         self.feed = feed
+        self.in_force = in_force or InForce()
         self.picking = picking or Picking(index)
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
@@ -95,24 +99,7 @@ class Service:
                 something has changed: a new pod is then not registered, an old one is rebuilt.
         """
         with self._lock:
-            old = self._pods.get(pod)
-            if old == config:
-                return PodChange(pod=pod, status="unchanged")
-            if old is not None and _takes_otherwise(old, config):
-                return self._change(pod, config)
-            ranks = self._num_ranks + config.dp_size - (old.dp_size if old else 0)
-            if ranks > self.limits.pods:
-                message = f"{ranks} pod ranks would be registered; limit {self.limits.pods}"
-                raise RefusalError("too_many_pods", message)
-            if config.followed is not None:
-                self.feed.check(config.followed, self._followed(pod, old))
-            if old is None:
-                self._add(pod, config)
-            else:
-                self._replace(pod, old, config)
-            event = "registered" if old is None else "replaced"
-            self.journal.note(event, Rank(pod), _described(config))
-            return PodChange(pod=pod, status="created" if old is None else "replaced")
+            return self._put(pod, config)
 
     def delete(self, pod: PodId) -> PodChange:
         """Stop following a pod and forget it.
@@ -123,9 +110,35 @@ class Service:
         with self._lock:
             if pod not in self._pods:
                 raise RefusalError("unknown_pod", f"pod {shortened(pod)} is not registered")
-            self._remove(pod)
-            self.journal.note("removed", Rank(pod), "it is followed no longer")
+            self._delete(pod)
             return PodChange(pod=pod, status="removed")
+
+    def change(self, wanted: Mapping[PodId, PodConfig], gone: Collection[PodId]) -> None:
+        """Remove and put several pods, or none of them; `gone` may be gone already.
+
+        Every reason to refuse one of them is checked before any is touched. Should one be refused
+        in spite of that, those before it become again what they were, and are rebuilt.
+
+        Raises:
+            KvbraidError: As in `put`, with the pod.
+        """
+        with self._lock:
+            before, leaving = self._pods, [pod for pod in gone if pod in self._pods]
+            after = {pod: c for pod, c in before.items() if pod not in leaving} | dict(wanted)
+            self._check_room(sum(config.dp_size for config in after.values()))
+            pod = PodId("")
+            try:
+                for pod, config in wanted.items():
+                    self._check_feed(pod, config)
+                for pod in leaving:
+                    self._delete(pod)
+                for pod, config in wanted.items():
+                    self._put(pod, config)
+            except KvbraidError as error:
+                self._restore(before)
+                refusal = as_refusal(error)
+                told = f"pod {pod}: {refusal}"
+                raise RefusalError(refusal.code, told, remedy=refusal.remedy) from error
 
     def follow(self, pod: PodId, config: PodConfig, found: Followed) -> None:
         """Follow a pod whose engine has said where it publishes.
@@ -208,6 +221,47 @@ class Service:
 
     def _feed_rows(self) -> list[FeedRow]:
         return [msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()]
+
+    def _put(self, pod: PodId, config: PodConfig) -> PodChange:
+        old = self._pods.get(pod)
+        if old == config:
+            return PodChange(pod=pod, status="unchanged")
+        if old is not None and _takes_otherwise(old, config):
+            return self._change(pod, config)
+        self._check_room(self._num_ranks + config.dp_size - (old.dp_size if old else 0))
+        self._check_feed(pod, config)
+        if old is None:
+            self._add(pod, config)
+        else:
+            self._replace(pod, old, config)
+        event = "registered" if old is None else "replaced"
+        self.journal.note(event, Rank(pod), _described(config))
+        return PodChange(pod=pod, status="created" if old is None else "replaced")
+
+    def _delete(self, pod: PodId) -> None:
+        self._remove(pod)
+        self.journal.note("removed", Rank(pod), "it is followed no longer")
+
+    def _check_room(self, num_ranks: int) -> None:
+        if num_ranks > self.limits.pods:
+            message = f"{num_ranks} pod ranks would be registered; limit {self.limits.pods}"
+            raise RefusalError("too_many_pods", message)
+
+    def _check_feed(self, pod: PodId, config: PodConfig) -> None:
+        old = self._pods.get(pod)
+        if config.followed is not None and old != config:
+            self.feed.check(config.followed, self._followed(pod, old))
+
+    def _restore(self, before: Mapping[PodId, PodConfig]) -> None:
+        """Make the pods again what they were, as far as that is possible."""
+        for pod in self._pods.keys() - before.keys():
+            self._delete(pod)
+        for pod, config in before.items():
+            try:
+                self._put(pod, config)
+            except KvbraidError as error:
+                told = f"it was, and cannot be followed again: {as_refusal(error).told()}"
+                self.journal.note("removed", Rank(pod), told)
 
     def _change(self, pod: PodId, config: PodConfig) -> PodChange:
         self.picking.stand(pod, config.serving)

@@ -1,121 +1,119 @@
-"""The pods of a fleet.toml that is written anew while a server runs.
+"""A fleet.toml that is written anew while a server runs, or that SIGHUP says to read again.
 
-Invariant: a file that cannot be read, or is refused, changes nothing. Pods that were registered
-otherwise stay as they are. All other tables count at the next start, and a line says which of them
-have changed.
+Invariant: a file is taken whole or not at all. If it cannot be read, or a pod of it is refused,
+everything stays as it is. Pods that were registered otherwise stay, too. Keys that count at the
+next start are named in the log.
 """
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from queue import Empty, SimpleQueue
+from typing import Final, TypeAlias
 
-from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.errors import InvalidValueError, KvbraidError, counted
 from kvbraid.ids import PodId
-from kvbraid.service.config import FleetConfig, PodConfig, read_fleet_file
+from kvbraid.service.config import FleetConfig, PodConfig
 from kvbraid.service.errors import as_refusal
+from kvbraid.service.fleet_file import override, read_fleet_file, stamp_of
+from kvbraid.service.in_force import merged
+from kvbraid.service.logs import configure
 from kvbraid.service.registry import Service
 
 LOOK_S: Final = 2.0
 """So often the file is looked at, in seconds."""
 
-_OTHERS: Final = {
-    "written": "server",
-    "limits": "limits",
-    "index": "index",
-    "routing": "router",
-    "forwarding": "gateway",
-    "tokens": "tokens",
-    "console": "console",
-    "discovered": "discover",
-}
-"""What a configuration has besides pods, and the table that it comes from."""
-
 _LOGGER: Final = logging.getLogger("kvbraid.config")
+
+Take: TypeAlias = Callable[[FleetConfig], None]
 
 
 class FollowedFile:
-    """A fleet.toml, and what of it counts."""
+    """The file of a running server's configuration; one thread at a time uses it.
 
-    def __init__(self, config: FleetConfig, service: Service) -> None:
-        assert config.path is not None
-        self._path = config.path
+    `take` is called with what counts from now on, and cannot fail.
+    """
+
+    def __init__(self, service: Service, take: Take = lambda _: None) -> None:
         self._service = service
-        self._pods: dict[PodId, PodConfig] = dict(config.pods)
-        self._known = config
-        self._stamp = _stamp(self._path)
+        self._in_force = service.in_force
+        self._take = take
+        config = self._in_force.config
+        self._pods: Mapping[PodId, PodConfig] = config.pods
+        self._stamps = dict(config.stamps)
 
-    def look(self) -> None:
-        """Apply the file's pods if it was written since."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
+    def look(self, *, again: bool = False) -> None:
+        """Take the file if it was written since, or in any case."""
+        path = self._in_force.config.path
+        if path is None:
             return
-        self._stamp = stamp
-        try:
-            config = read_fleet_file(self._path)
-        except InvalidValueError as error:
-            _LOGGER.warning("nothing is changed: %s", error)
+        stamps = {each: stamp_of(each) for each in self._stamps}
+        if stamps == self._stamps and not again:
             return
-        self._apply(config)
-
-    def _apply(self, config: FleetConfig) -> None:
-        for pod in [pod for pod in self._pods if pod not in config.pods]:
-            self._try(pod, partial(self._service.delete, pod))
-            del self._pods[pod]
-        for pod, entry in config.pods.items():
-            if self._pods.get(pod) == entry:
-                continue
-            if self._try(pod, partial(self._service.put, pod, entry)):
-                self._pods[pod] = entry
-        changed = [t for name, t in _OTHERS.items() if _differ(name, config, self._known)]
-        self._known = config
-        if changed:
-            _LOGGER.warning("changes of %s count at the next start", ", ".join(changed))
-
-    def _try(self, pod: PodId, change: Callable[[], object]) -> bool:
+        self._stamps = stamps
         try:
-            change()
+            new = override(read_fleet_file(path), self._in_force.config.flags)
+            self._change_pods(new)
+            self._stamps = dict(new.stamps)
         except KvbraidError as error:
-            _LOGGER.warning("pod %s stays as it is: %s", pod, as_refusal(error).told())
-            return False
-        return True
+            told = str(error) if isinstance(error, InvalidValueError) else as_refusal(error).told()
+            self._in_force.refuse(told)
+            _LOGGER.warning("nothing is changed: %s", told)
+            return
+        self._change(new)
 
+    def _change_pods(self, new: FleetConfig) -> None:
+        gone = [pod for pod in self._pods if pod not in new.pods]
+        wanted = {pod: c for pod, c in new.pods.items() if self._pods.get(pod) != c}
+        self._service.change(wanted, gone)
+        self._pods = new.pods
+        told = f"{counted(len(wanted), 'pod')} changed, {len(gone)} removed"
+        _LOGGER.info("%s counts now: %s", new.path, told)
 
-def _differ(name: str, one: FleetConfig, other: FleetConfig) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or replaced; None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    def _change(self, new: FleetConfig) -> None:
+        old, before = self._in_force.config, self._in_force.waiting
+        config, waiting = merged(old, new)
+        server = config.server
+        if (server.log_level, server.log_format) != (old.server.log_level, old.server.log_format):
+            configure(server.log_level, server.log_format)
+        if config.routing != old.routing:
+            self._service.picking.route_by(config.routing)
+        self._service.limits = config.limits
+        self._take(config)
+        self._in_force.take(config, waiting)
+        if waiting and tuple(waiting) != before:
+            _LOGGER.warning("changes of %s count at the next start", ", ".join(waiting))
 
 
 @contextlib.contextmanager
-def following_file(config: FleetConfig, service: Service) -> Iterator[None]:
-    """Look at the file of a configuration from time to time, on a thread of its own."""
-    if config.path is None:
-        yield
-        return
-    file, over = FollowedFile(config, service), threading.Event()
+def following_file(service: Service, take: Take) -> Iterator[Callable[[], None]]:
+    """Look at the file of a configuration from time to time, on a thread of its own.
+
+    Yields what makes the thread read it now; also a signal may call that.
+    """
+    file = FollowedFile(service, take)
+    asked: SimpleQueue[bool] = SimpleQueue()  # Its `put` may be interrupted by another one.
 
     def watch() -> None:
-        while not over.wait(LOOK_S):
-            try:
-                file.look()
-            except Exception:  # The next writing may be a better one.
-                _LOGGER.exception("the configuration could not be followed")
+        goes_on = True
+        while goes_on:
+            is_asked = False
+            with contextlib.suppress(Empty):
+                goes_on = is_asked = asked.get(timeout=LOOK_S)
+            if goes_on:
+                look(again=is_asked)
+
+    def look(*, again: bool) -> None:
+        try:
+            file.look(again=again)
+        except Exception:  # The next writing may be a better one.
+            _LOGGER.exception("the configuration could not be followed")
 
     thread = threading.Thread(target=watch, name="kvbraid-config")
     thread.start()
     try:
-        yield
+        yield lambda: asked.put(True)
     finally:
-        over.set()
+        asked.put(False)
         thread.join()

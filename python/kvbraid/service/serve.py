@@ -8,6 +8,7 @@ from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.http.server import end_process, run_server
+from kvbraid.service.in_force import InForce
 from kvbraid.service.logs import configure
 from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
@@ -37,6 +38,7 @@ def new_service(config: FleetConfig) -> Service:
         readiness=readiness,
         journal=feed.journal,
         picking=Picking(index, config.routing, console=config.console),
+        in_force=InForce(config),
     )
 
 

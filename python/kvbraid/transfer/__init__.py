@@ -18,6 +18,7 @@ In reading order:
     host          the arena of host memory, and its slots
     mover         from ids of blocks and slots to copies, and who carries them out
     worker        one rank's bytes: jobs in, statuses out
+    rank_counts   what a rank has counted, for metrics
     offload       what is stored and loaded, what tiers hold, and events of it: no bytes
     tiered_loads  the tiers as `kvbraid.scheduler` asks them
 """

@@ -1,7 +1,8 @@
 """Ranks that are real: a `Worker` over a pool and an arena, and records as files.
 
 Each rank has directories of its own, one for each tier. Whatever a tier or the arena is said to
-have is read and compared in every tick, byte by byte, unless a fault has spoilt it.
+have is read and compared in every tick, byte by byte, unless a fault has spoilt it. No job may
+touch a slot that a call still has.
 """
 
 from collections import Counter
@@ -69,6 +70,7 @@ class RealRanks(EngineRanks):
         self._most_hung = random.choice((0, 1, 2))
         self._moved: Counter[str] = Counter()
         self._jobs: dict[int, Job] = {}
+        self._open: dict[int, int] = {}  # By job, the ranks at which it is not over.
         self._dead_until: dict[str, int] = {}
         self._ranks = [self._rank(rank, plan, host_slots, folder) for rank in range(num_ranks)]
 
@@ -121,8 +123,20 @@ class RealRanks(EngineRanks):
 
     def _begin(self, job: Job) -> None:
         self._jobs[job.number] = job
+        self._open[job.number] = self.num_ranks
+        self._check_slots(job)
         for rank in self._ranks:
             rank.waiting.append((self.tick + self.random.choice((0, 0, 1, 1, 3)), job))
+
+    def _check_slots(self, job: Job) -> None:
+        """Check that no slot is written that a call still reads or writes, or read that one still
+        writes: a call that hangs has its slots until it ends, whatever was answered before."""
+        reads, writes = _slots(job)
+        for number in self._open.keys() - {job.number}:
+            other = self._jobs[number]
+            its_reads, its_writes = _slots(other)
+            if torn := (reads & its_writes) | (writes & (its_reads | its_writes)):
+                raise BadOutcomeError(f"{job.kind} of slots {torn}, which {other} still has")
 
     def advance(self) -> None:
         """Submit what is due, and take what was answered; let tiers die now and then."""
@@ -141,6 +155,9 @@ class RealRanks(EngineRanks):
 
     def _take(self, number: int, rank: _Rank, result: JobResult) -> None:
         job = self._jobs[result.number]
+        self._open[job.number] -= result.is_over
+        if not self._open[job.number]:
+            del self._open[job.number]
         self._moved[str(job.kind)] += result.is_over * result.statuses.count(Status.OK)
         if job.kind in {Kind.LOAD, Kind.COPY}:
             for item, status in zip(job.items, result.statuses, strict=True):
@@ -212,3 +229,10 @@ class RealRanks(EngineRanks):
             rank.memory.pool.check_margins()
             for tier in rank.tiers.values():
                 tier.tier.disk.check_integrity()
+
+
+def _slots(job: Job) -> tuple[set[BlockId], set[BlockId]]:
+    """The host slots that a job reads, and those that it writes."""
+    reads = {item.source for item in job.items if job.kind in {Kind.LOAD, Kind.WRITE}}
+    writes = {item.target for item in job.items if job.kind in {Kind.STORE, Kind.PROMOTE}}
+    return reads, writes

@@ -234,6 +234,7 @@ class TierJobs:
     def close(self) -> None:
         for number in list(self.hanging):
             self._release(number)
+        self.poll()  # A simulation that has failed leaves some.
         assert self.store.close(PATIENCE_S), "threads are left"
 
     def _collect(self, results: Iterable[JobResult]) -> None:
@@ -254,7 +255,7 @@ class TierJobs:
         breakage = self._random.choice(self._possible(job))
         keys = [item.key for item in job.items if item.key is not None]
         if breakage is Breakage.HANGS:
-            hang = Hang(_keys(job), self.tick + self._random.randint(1, 6))
+            hang = Hang(_keys(job), self.tick + self._random.randint(1, 12))
             self.tier.plans.update({(job.kind, key): hang for key in keys})
             return hang
         self._odds.faults[f"{job.kind} {breakage}"] += 1

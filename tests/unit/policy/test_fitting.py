@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.ids import PodId
 from kvbraid.policy import Decision, EngineLoad, Router, RouterOptions, Seconds
+from kvbraid.policy.baselines import RoundRobin
 from kvbraid.policy.fitting import EVERY, LEAST, MOST_SCALE, WINDOW, Fit, Measured
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -197,6 +198,25 @@ def test_a_router_finds_out_what_a_prefill_takes_and_its_decisions_say_so() -> N
     assert last.view.seconds.per_token == pytest.approx(TRUE.per_token)
     assert last.view.seconds.fixed == pytest.approx(TRUE.fixed)
     assert routes.counts()["fit_samples"] == LEAST + 1
+
+
+def test_another_table_keeps_a_fit_unless_it_gives_other_coefficients() -> None:
+    routes = router("a", "b")
+    for number in range(LEAST):
+        serve(routes, number)
+    fitted = RouterOptions(fit=frozenset({"m"}))
+    changed = replace(fitted, hold_s=1_000.0, load_age_s=9.0)
+    routes.route_by(seconds={"m": GIVEN}, options=changed)
+    assert serve(routes, LEAST).origin == "fitted"
+    other = replace(GIVEN, fixed=1.0)
+    routes.route_by(seconds={"m": other}, options=changed)
+    decision = serve(routes, LEAST + 1)
+    assert (decision.origin, decision.view.seconds) == ("given", other)
+    routes.route_by(RoundRobin(), seconds={}, options=RouterOptions())
+    decision = serve(routes, LEAST + 2)
+    assert (decision.policy.name, decision.origin, decision.fitted) == (
+        "round_robin", "default", None
+    )  # fmt: skip
 
 
 def test_a_prefill_that_others_delay_tells_nothing() -> None:

@@ -22,7 +22,7 @@ from kvbraid.models import (
     read_config,
 )
 from kvbraid.report.models import show_groups
-from kvbraid.service.config import read_fleet_file
+from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.spec import SpecKind
 
 from tests.unit.report.terminal import shown_at

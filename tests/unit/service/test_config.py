@@ -11,9 +11,8 @@ from kvbraid.service.config import (
     FleetConfig,
     ServerOptions,
     Serving,
-    override,
-    read_fleet_file,
 )
+from kvbraid.service.fleet_file import override, read_fleet_file
 from kvbraid.service.routing import POLICIES, Routing
 from kvbraid.service.serve import index_options
 from kvbraid.spec import SilentGroup, SpecKind, Topology
@@ -29,7 +28,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         ("[sevrer]\n", "unknown key sevrer; did you mean server?"),
         (
             "xyz = 1",
-            "known: server, limits, index, router, gateway, envoy, tokens, pods, discover",
+            "known: server, tls, limits, index, router, gateway, envoy, tokens, keys, pods, disc",
         ),
         (POD + "endpiont = 'x'", "unknown key pods[0].endpiont; did you mean endpoint?"),
         (POD + POD, "pods[1].id = 'a' is a duplicate; give each pod an id of its own"),
@@ -64,7 +63,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         ("[router]\nmost_bookings = 0", "router.most_bookings: Expected `int` >= 1"),
         ("[router]\nin_flight = 'no'", "router.in_flight: Expected `bool`, got `str`"),
         ("[router]\nseconds = 1", "router.seconds: Expected `object`, got `int`"),
-        ("[router.seconds]\nm = 1", "router.seconds[...]: Expected `object`, got `int`"),
+        ("[router.seconds]\nm = 1", "router.seconds.m: Expected `object`, got `int`"),
         (
             "[router.seconds.m]\nper_tokn = 1",
             "router.seconds.m: unknown key per_tokn; did you mean per_token?",

@@ -54,6 +54,8 @@ class ScheduledEngine:
             self.loads += step.loads
             self.tiers.scheduled(step.number, step.loads, step.work.kept_states)
             self.work()
+            for source, target in step.work.copies:
+                self.worker.device[target] = self.worker.device[source]
             for part in step.scheduled:
                 for table in self.cache.blocks(part.request):
                     self.worker.device.update(dict.fromkeys(table, b"computed"))

@@ -6,7 +6,7 @@ that any rank could not move leaves garbage. All that crosses is pickled.
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -132,7 +132,10 @@ class Ranks:
 
 
 class OffloadingEngine(GhostEngine):
-    """A ghost engine whose blocks are offloaded, with `NUM_SLOTS` of host memory and a disk."""
+    """A ghost engine whose blocks are offloaded, with `NUM_SLOTS` of host memory and a disk.
+
+    `records` are on the disk at its start.
+    """
 
     CONNECTOR = "OffloadConnector"
     MODULE = "kvbraid.integrations.vllm.offload"
@@ -144,14 +147,22 @@ class OffloadingEngine(GhostEngine):
         "rest_seconds": 1e-6,
     }
 
-    def __init__(self, *given: Any, seed: int, **more: Any) -> None:  # noqa: ANN401 - passed on.
+    def __init__(
+        self,
+        *given: Any,  # noqa: ANN401 - passed on.
+        seed: int,
+        records: Sequence[BlockKey] = (),
+        **more: Any,  # noqa: ANN401 - passed on.
+    ) -> None:
         super().__init__(*given, **more)
         num_groups = len(self.worker.groups)
         slots = HostSlots(
             used_bytes=(4_096,) * num_groups, slot_bytes=4_096, num_slots=self.NUM_SLOTS
         )
         facts = {
-            (0, rank): RankFacts(rank=rank, slots=slots, layout="ghost")
+            (0, rank): RankFacts(
+                rank=rank, slots=slots, layout="ghost", records={"disk": tuple(records)}
+            )
             for rank in range(NUM_RANKS)
         }
         offloading: Any = self.connector

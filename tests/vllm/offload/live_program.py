@@ -6,7 +6,9 @@ the engine (`{"model", "overrides", "block_size", "num_blocks", "max_model_len",
 what it is configured with; `options` our scheduler's; of several `ranks` each is a process of its
 own), then commands.
 `{"prompts", "max_tokens"}` answers prompts together: `{"outputs", "gaps": between the two best
-logits of each token, "cached": tokens that were not computed, "preempted": so far}`.
+logits of each token, "cached": tokens that were not computed, "preempted": so far, "predicted":
+[lower, upper, expected] of each prompt, by an index that hears our connector's engine,
+"was_cleared": whether it has heard of a reset}`.
 `{"drain": true}` steps until nothing moves: `{"steps": count}`.
 `{"forget": true}` makes the device forget what it has cached; tiers keep what they have.
 `{"counts": true}` tells what was seen of moving blocks: as `watching` says, and the connector's.
@@ -20,10 +22,15 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
+from tests.tier_predictions import Listener
 from tests.vllm.engine_process import private_stdout
+from tests.vllm.live_engine import ENGINE
 
 SCHEDULER = "kvbraid.integrations.vllm.KvbraidScheduler"
 MODULES = {
@@ -46,7 +53,7 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
     if settings["layout"] != "LBHNC":
         use_layout(settings["layout"])
     from vllm import LLM
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.model_executor.models import registry
 
     from tests.vllm.offload import seeded_worker
@@ -79,6 +86,9 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
         scheduler_cls=SCHEDULER,
         additional_config={"kvbraid": settings["options"]},
         kv_transfer_config=transfer,
+        kv_events_config=KVEventsConfig(
+            enable_kv_cache_events=settings["connector"] == "OffloadConnector", publisher="null"
+        ),
         disable_log_stats=False,
         tensor_parallel_size=settings["ranks"],
         distributed_executor_backend="uni" if settings["ranks"] == 1 else "mp",
@@ -102,6 +112,9 @@ class Program:
         self._scheduler._preempt_request = counting
         self._watch: Any = None
         self._disk: Any = None
+        self._listener: Listener | None = None
+        if settings["connector"] == "OffloadConnector":
+            self._listener = self._listening()
         if settings["connector"] == "OffloadConnector" and settings["ranks"] == 1:
             self._watch = self._watched(settings["dtype"])
 
@@ -117,9 +130,21 @@ class Program:
             self._disk = FaultyDisk(side._stores["disk"])
         return Watch(self._engine, side._worker, getattr(torch, dtype))
 
+    def _listening(self) -> Listener:
+        topology = self._scheduler.kv_cache_manager.cache.config.topology
+        listener, encode = Listener(topology, ENGINE), msgspec.msgpack.encode
+        self._scheduler.kv_event_publisher = SimpleNamespace(
+            publish=lambda batch: listener.hear(encode(batch)), shutdown=lambda: None
+        )
+        return listener
+
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams
 
+        rows, was_cleared = [], False
+        if self._listener:
+            rows = [self._listener.row(prompt) for prompt in request["prompts"]]
+            was_cleared = self._listener.was_cleared
         results = self._engine.generate(
             [{"prompt_token_ids": prompt} for prompt in request["prompts"]],
             SamplingParams(
@@ -143,6 +168,8 @@ class Program:
             "gaps": gaps,
             "cached": [result.num_cached_tokens for result in results],
             "preempted": self._num_preempted,
+            "predicted": [[row.lower, row.upper, row.expected] for row in rows],
+            "was_cleared": was_cleared,
         }
 
     def drain(self) -> dict[str, int]:

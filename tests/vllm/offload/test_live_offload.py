@@ -3,7 +3,8 @@
 The same prompts go to three engines, one after the other: ours with a small pool, host memory and
 disk; the rival with the same pool and host memory; and one without a connector that keeps
 everything on its device. Bytes of blocks are compared in the engine, as it moves them. Then one
-loaded block of each load is overwritten as a control, and a second engine starts on the disk.
+loaded block of each load is overwritten as a control, and a second engine starts on the disk. The
+index of a fleet hears what ours publishes, and says what each prompt will hit before it is asked.
 """
 
 from collections import Counter
@@ -76,12 +77,27 @@ class Trio:
             self._counts["hit_tokens"] += hit
             self._counts["rival_hit_tokens"] += rival
             self._counts["fewer"] += hit < rival
+            note_prediction(said, self._counts)
         outputs: list[list[int]] = truth["outputs"]
         return outputs
 
     def forget(self) -> None:
         for each in (self.ours, self._rival):
             each.forget()
+
+
+def note_prediction(said: dict[str, Any], counts: Counter[str]) -> None:
+    """Compare the hit of the one prompt that was answered with what was said of it before.
+
+    Bounds are exact until a reset: then what tiers have is in doubt, and only expected.
+    """
+    ((lower, upper, expected),), (hit,) = said["predicted"], said["cached"]
+    assert lower <= hit <= upper, said
+    is_exact = lower == upper
+    assert is_exact or said["was_cleared"], said
+    counts["asked"] += 1
+    counts["predicted"] += expected == hit
+    counts["predicted_exact"] += is_exact
 
 
 def live(trio: Trio, which: OffloadModel) -> list[list[int]]:
@@ -131,10 +147,12 @@ def begin_again(
 ) -> None:
     """Ask an engine that has just started what one that was killed has left on disk."""
     second.ask(records=records)
+    second.ask(drain=True)  # It tells what the disk has.
     for prompt, right in again:
         said = second.answer(prompt)
         second.forget()
         counts["second_engine_hits"] += said["cached"][0] > 0
+        note_prediction(said, counts)
         assert said["cached"] == right["cached"]
         compare(said, right, counts)
     last = second.ask(counts=True)
@@ -177,5 +195,6 @@ def test_outputs_are_those_of_a_device_that_never_forgets(
     assert last["seen"]["unknown"] == 0
     assert counts["mismatches"] == 0, counts
     assert counts["fewer"] == 0, counts
+    assert counts["predicted"] == counts["asked"], counts
     assert counts["control_changed"] >= 0.95 * counts["control"], counts
     assert counts["second_engine_hits"] == NUM_AGAIN

@@ -94,16 +94,22 @@ class GhostEngine:
         self._prompts[name] = prompt
         self.most[name] = max_tokens
         self.outputs[name] = []
-        request = Request(
+        request = self.new_request(name, prompt, max_tokens, arrival_time=float(name))
+        self.scheduler.add_request(request)
+        return request
+
+    def new_request(
+        self, name: str, prompt: list[int], max_tokens: int = 1, arrival_time: float = 0.0
+    ) -> Any:  # noqa: ANN401 - vLLM's own type.
+        """Return a request that the scheduler does not know yet."""
+        return Request(
             request_id=name,
             prompt_token_ids=list(prompt),
             sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
             pooling_params=None,
-            arrival_time=float(name),
+            arrival_time=arrival_time,
             block_hasher=self._hasher,
         )
-        self.scheduler.add_request(request)
-        return request
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)

@@ -119,6 +119,7 @@ class Streams:
             self.answers["from_here"] += 1
             await talk.write(talk.stream.answer(answer_of(own)))
             return False
+        _check_right(self._access, talk.context)  # Its key may have been revoked meanwhile.
         patience.reschedule(asyncio.get_running_loop().time() + self._options.decide_s)
         destination = await self._picker.decide(talk.stream, asked)
         patience.reschedule(None)  # The pod's answer may take as long as it will.
@@ -197,13 +198,18 @@ async def _next(context: _Context, counts: Counter[str]) -> Any:  # noqa: ANN401
     return message
 
 
-async def _check(access: Access, context: _Context) -> None:
-    """End a call that may not change anything: a decision is a booking."""
+def _check_right(access: Access, context: _Context) -> None:
+    """Refuse a call that may not book: a decision is a booking."""
     given = dict(context.invocation_metadata() or ())
     authorization = given.get("authorization", "")
     told = authorization if isinstance(authorization, bytes) else authorization.encode()
+    access.check("route", told, b"localhost", None)  # A page in a browser cannot speak gRPC.
+
+
+async def _check(access: Access, context: _Context) -> None:
+    """End a call that may not book."""
     try:
-        access.check(told, b"localhost", None)  # A page in a browser cannot speak gRPC.
+        _check_right(access, context)
     except RefusalError as error:
         code = grpc.StatusCode.UNAUTHENTICATED
         await context.abort(
@@ -223,9 +229,12 @@ class AccessLog:
     async def receive(self, requests: object, context: _Context) -> StreamAccessLogsResponse:
         """Note the entries of one stream; Envoy keeps it open as long as it runs."""
         del requests  # They are read one by one.
+        rules = self._access.rules
         await _check(self._access, context)
         with contextlib.suppress(RefusalError):
             while (message := await _next(context, self.entries)) is not grpc.aio.EOF:
+                if rules is not self._access.rules:  # Its key may have been revoked.
+                    await _check(self._access, context)
                 self._note(message)
         return StreamAccessLogsResponse()
 

@@ -6,6 +6,7 @@ schedule ahead.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, Final
 import vllm
 import vllm.envs
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.logger import init_logger
@@ -99,6 +101,17 @@ class _OnKvbraid(RecoveringScheduler):
             self._policies.tell()
         stats: SchedulerStats | None = super().make_stats(*args, **kwargs)
         return stats
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401 - passed on as they are.
+        """Forget what is cached, and publish that now.
+
+        vLLM publishes it with the engine's next step, and an idle engine takes that for its next
+        request: which a fleet would have sent here for what is gone.
+        """
+        is_reset: bool = super().reset_prefix_cache(*args, **kwargs)
+        if told := self.kv_cache_manager.take_events():
+            self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=told))
+        return is_reset
 
 
 class KvbraidScheduler(_OnKvbraid):

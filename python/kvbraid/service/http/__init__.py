@@ -14,6 +14,7 @@ In reading order:
     openapi            the OpenAPI document, generated from the routes
     connection_limits  what all connections share: their number, bytes, what was refused
     connection         one connection with limits on its head and its time
+    handshakes         connections over TLS, until their handshake is over
     protocol           the shortcut for POST /v1/score
     client             a client of a running server
 """

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
-from kvbraid.service.http.access import Access
+from kvbraid.service.http.access import Access, Rules
 from kvbraid.service.http.calls import Answer, Call, Context
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.events import Changes, pass_on
@@ -62,13 +62,34 @@ class Endpoint:
         self._route = route
         self._context = context
         self._connection_limits = context.connection_limits
-        self.body_limit = context.service.limits.body_bytes
         self._observe = context.metrics.score_latency.observe if route is _SCORE else None
         self._answers = context.metrics.requests.of(route.method, route.path)
 
+    @property
+    def body_limit(self) -> int:
+        """The most bytes of a body."""
+        return self._connection_limits.limits.body_bytes
+
+    @property
+    def rules(self) -> Rules:
+        """By what it is decided who may call."""
+        return self._context.access.rules
+
+    def permit(self, given: Mapping[bytes, bytes]) -> Rules:
+        """Return by which rules a request with these headers may call.
+
+        Raises:
+            RefusalError: It may not.
+        """
+        rules, origin = self.rules, given.get(b"origin")
+        self._context.access.check(
+            self._route.right, given.get(b"authorization", b""), given.get(b"host", b""), origin
+        )
+        return rules
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send, *, pod: str) -> None:
         """Answer one HTTP request."""
-        body = bytearray()
+        body, rules = bytearray(), self.rules
         try:
             call = await self._read(scope, receive, body, pod)
             at_once = self.answer_at_once(call)
@@ -86,7 +107,8 @@ class Endpoint:
             if answer.stream is None:
                 await send_answer(send, answer)
             else:
-                await send_stream(scope, receive, send, answer)
+                # Under other rules the client has to ask again: its key may be revoked.
+                await send_stream(scope, receive, send, answer, lambda: self.rules is rules)
 
     def answer_at_once(self, call: Call) -> Answer | None:
         """Answer on the event loop's own thread; None if the answer would have to wait."""
@@ -115,12 +137,12 @@ class Endpoint:
 
     async def _read(self, scope: Scope, receive: Receive, body: bytearray, pod: str) -> Call:
         given = once(scope["headers"])
-        if self._route.changes:
-            origin, host = given.get(b"origin"), given.get(b"host", b"")
-            self._context.access.check(given.get(b"authorization", b""), host, origin)
+        rules = self.permit(given)
         if self._route.body is not None:
             self._check_length(int(given.get(b"content-length", b"0")))
             await self._read_body(receive, body)
+            if rules is not self.rules:  # A key may have been revoked meanwhile.
+                self.permit(given)
         return Call(
             bytes(body),
             given.get(b"content-type", b""),
@@ -187,14 +209,16 @@ async def send_answer(send: Send, answer: Answer, *, allow: str = "") -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-async def send_stream(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
-    """Send an answer whose body has no length, until it ends or the client goes."""
+async def send_stream(
+    scope: Scope, receive: Receive, send: Send, answer: Answer, may_go_on: Callable[[], bool]
+) -> None:
+    """Send an answer whose body has no length, while it may go on and somebody reads it."""
     assert answer.stream is not None
     headers = [(b"content-type", answer.content_type.encode()), *answer.headers]
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if scope["method"] != "HEAD":
-            await pass_on(answer.stream, receive, partial(_send_part, send))
+            await pass_on(answer.stream, receive, partial(_send_part, send), may_go_on)
         await send({"type": "http.response.body"})
     finally:
         answer.stream.close()
@@ -215,11 +239,12 @@ class Application:
         self, service: Service, *, access: Access | None = None, routes: Sequence[Route] = ROUTES
     ) -> None:
         self.connection_limits = ConnectionLimits(service.limits)
-        self.metrics = Metrics(service, self.connection_limits)
+        access = access or Access()
+        self.metrics = Metrics(service, self.connection_limits, access)
         self.events = Changes(service)
         context = Context(
             service,
-            access or Access(),
+            access,
             self.metrics,
             document(routes),
             self.connection_limits,

@@ -56,9 +56,11 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         when_lost: Called when the client has left, or was disconnected.
+        handshake: What stood for the connection among all others until now.
     """
 
     when_lost: Callable[[], None] | None = None
+    handshake: object = None
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class Connection(HttpToolsProtocol):
         """Take a place among the connections, or refuse the client if there is none."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
+        self.connections.discard(self.handshake)
         admitted = self._connection_limits.admit(self.connections)  # type: ignore[arg-type]
         self._since = self.loop.time()
         if not admitted:
@@ -260,7 +263,8 @@ class Connection(HttpToolsProtocol):
         if self._connection_limits.num_leaving > MOST_LEAVING:
             self.transport.close()  # What the client has sent may keep it from reading why.
         else:
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS cannot.
+                self.transport.write_eof()
             self.transport.resume_reading()
             self.loop.call_later(_LINGER_S, self.transport.close)
 

@@ -45,13 +45,20 @@ class ConnectionLimits:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.max_connections = limits.connections
+        self._room = limits.connections  # For so many there are descriptors.
         self.refused: Counter[str] = Counter()
         self.held_bytes = 0
         self.num_leaving = 0
 
     def leave_descriptors(self) -> None:
         """Keep most of the process's descriptors free of HTTP connections."""
-        self.max_connections = min(self.limits.connections, max_connections())
+        self._room = max_connections()
+        self.change(self.limits)
+
+    def change(self, limits: Limits) -> None:
+        """Have other limits from now on; those who wait longer or have sent more are met next."""
+        self.limits = limits
+        self.max_connections = min(limits.connections, self._room)
 
     def admit(self, connections: Collection[Waiter]) -> bool:
         """Whether a new connection, already counted, may stay; others may be evicted for it."""

@@ -257,9 +257,12 @@ async def until_gone(receive: Callable[[], Any]) -> None:
 
 
 async def pass_on(
-    stream: Stream, receive: Callable[[], Any], send: Callable[[bytes], Any]
+    stream: Stream,
+    receive: Callable[[], Any],
+    send: Callable[[bytes], Any],
+    may_go_on: Callable[[], bool],
 ) -> None:
-    """Send what a stream yields until it ends or the client goes."""
+    """Send what a stream yields until it ends, may not go on, or the client goes."""
     gone = asyncio.ensure_future(until_gone(receive))
     try:
         while True:
@@ -273,6 +276,8 @@ async def pass_on(
             try:
                 message = coming.result()
             except StopAsyncIteration:
+                return
+            if not may_go_on():
                 return
             await send(message)
     finally:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from math import inf
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,7 +24,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kvbraid import __version__
-from kvbraid.ids import PodState
+from kvbraid.ids import PodId, PodState
+from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.registry import Service
 
@@ -100,8 +102,11 @@ class Metrics(Collector):
     `requests` is counted by those who answer.
     """
 
-    def __init__(self, service: Service, connection_limits: ConnectionLimits) -> None:
+    def __init__(
+        self, service: Service, connection_limits: ConnectionLimits, access: Access
+    ) -> None:
         self._connection_limits = connection_limits
+        self._access = access
         self.score_latency = LatencyHistogram()
         self.requests = RequestCounts()
         self._service = service
@@ -127,6 +132,7 @@ class Metrics(Collector):
         yield build
         yield from self._of_ranks()
         yield from self._of_the_service()
+        yield from self._of_the_configuration()
         yield from self._of_picks()
         yield self.requests.family()
         yield self.score_latency.family(
@@ -136,6 +142,9 @@ class Metrics(Collector):
     def _of_ranks(self) -> Iterable[Metric]:
         rank = ["pod", "dp_rank"]
         state = GaugeMetricFamily("kvbraid_pod_state", "1 = current.", labels=[*rank, "state"])
+        publishes = GaugeMetricFamily(
+            "kvbraid_pod_publishes", "1 = events are expected; 0 = a pod without.", labels=rank
+        )
         messages = CounterMetricFamily("kvbraid_messages", "Batches applied.", labels=rank)
         placed = GaugeMetricFamily(
             "kvbraid_placed", "Entries placed, by means.", labels=[*rank, "means"]
@@ -146,8 +155,12 @@ class Metrics(Collector):
         running = GaugeMetricFamily(
             "kvbraid_running", "Requests that were picked and have not ended.", labels=rank
         )
+        pods = self._service.pods
         for row in self._service.rows():
             labels = [row.pod, str(row.dp_rank)]
+            config = pods.get(PodId(row.pod))  # None if it was removed meanwhile.
+            if config is not None:
+                publishes.add_metric(labels, float(config.endpoint is not None))
             running.add_metric(labels, row.running)
             for member in PodState:
                 state.add_metric([*labels, member.value], float(member is row.state))
@@ -156,7 +169,33 @@ class Metrics(Collector):
                 placed.add_metric([*labels, means], count)
             for reason, count in row.refused.items():
                 refused.add_metric([*labels, reason], count)
-        return state, messages, placed, refused, running
+        return state, publishes, messages, placed, refused, running
+
+    def _of_the_configuration(self) -> Iterable[Metric]:
+        in_force = self._service.in_force
+        yield _counter(
+            "kvbraid_config_reloads", "Files that were taken or refused, by outcome.",
+            ["outcome"], in_force.reloads,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "kvbraid_config_ok", "0 = the last file was refused.", value=in_force.refused is None
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_config_since_seconds",
+            "When what counts began to count, since 1970.",
+            value=in_force.since,
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_config_waiting",
+            "Keys of the file that count at the next start.",
+            value=len(in_force.waiting),
+        )
+        used = GaugeMetricFamily(
+            "kvbraid_key_last_used_seconds", "When a key was last used.", labels=["key"]
+        )
+        for row in self._access.rows():
+            used.add_metric([row.name], row.last_used or 0)
+        yield used
 
     def _of_picks(self) -> Iterable[Metric]:
         picking = self._service.picking
@@ -233,4 +272,10 @@ class Metrics(Collector):
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",
             value=self._service.index.memory_bytes(),
+        )
+        limit = self._service.index.memory_limit_bytes
+        yield GaugeMetricFamily(
+            "kvbraid_memory_limit_bytes",
+            "What the index may account for; +Inf: no limit.",
+            value=inf if limit is None else limit,
         )

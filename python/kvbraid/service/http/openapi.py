@@ -37,7 +37,10 @@ def document(routes: Sequence[Route]) -> bytes:
             "openapi": "3.1.0",
             "info": {"title": "kvbraid", "version": __version__},
             "paths": paths,
-            "components": {"schemas": schemas},
+            "components": {
+                "schemas": schemas,
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
         },
         order="sorted",
     )
@@ -59,6 +62,8 @@ def _operation(route: Route, ref: _Refs, schemas: _Schemas) -> dict[str, Any]:
         "summary": route.summary,
         "responses": {**_successes(route, ref), **_refusals(route, ref)},
     }
+    if route.right is not None:  # A server may have no keys, so none is a way, too.
+        operation["security"] = [{}, {"key": [route.right]}]
     parameters = [_path_id()] if "{id}" in route.path else []
     if route.body is not None:
         content: dict[str, Any] = {_JSON: {"schema": ref[route.body]}}
@@ -87,7 +92,7 @@ def _successes(route: Route, ref: _Refs) -> dict[str, Any]:
 
 def _refusals(route: Route, ref: _Refs) -> dict[str, Any]:
     codes: dict[int, list[str]] = {}
-    for code in (*route.errors, *EVERYWHERE):
+    for code in (*route.codes, *EVERYWHERE):
         codes.setdefault(ERRORS[code].status, []).append(code)
     content = {_JSON: {"schema": ref[ErrorAnswer]}}
     return {

@@ -8,6 +8,8 @@ the same endpoint. So the shortcut never decides anything that the endpoint does
 
 from typing import Any, Final
 
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.http.access import Rules
 from kvbraid.service.http.app import SCORE_PATH
 from kvbraid.service.http.calls import Call
 from kvbraid.service.http.connection import Connection
@@ -26,6 +28,7 @@ class ScoreProtocol(Connection):
         self._endpoint = endpoint
         self._body: bytes | bytearray | None = None
         self._content_type = b""
+        self._rules: Rules | None = None  # By which the request may call.
 
     def begin_request(self) -> None:
         """Take the shortcut, or not."""
@@ -52,7 +55,8 @@ class ScoreProtocol(Connection):
         """Answer at once if that is quick."""
         if self._body is not None:
             call = Call(bytes(self._body), self._content_type, self.url[len(_QUERY) :])
-            answer = self._endpoint.answer_at_once(call)
+            is_permitted = self._rules is self._endpoint.rules
+            answer = self._endpoint.answer_at_once(call) if is_permitted else None
             if answer is not None:
                 self._forget()
                 self._endpoint.count(answer)
@@ -91,10 +95,14 @@ class ScoreProtocol(Connection):
         )
 
     def _has_usual_headers(self) -> bool:
-        """Whether no header occurs twice and the body is within its limit; note its type."""
+        """Whether it may call, no header occurs twice, and the body is within its limit."""
         given = dict(self.headers)
         self._content_type = given.get(b"content-type", b"")
         length = int(given.get(b"content-length", b"0"))
+        try:
+            self._rules = self._endpoint.permit(given)
+        except RefusalError:
+            return False  # The endpoint itself says so.
         return len(given) == len(self.headers) and length <= self._endpoint.body_limit
 
     def _hand_over(self) -> None:

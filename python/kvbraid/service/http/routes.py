@@ -22,6 +22,7 @@ from kvbraid.service.http.calls import Answer, Call, Context
 from kvbraid.service.http.metrics import CONTENT_TYPE
 from kvbraid.service.http.pages import FILES, File, file_answer
 from kvbraid.service.http.query import OCTET_STREAM, parse_call, parse_pick_call, parse_query
+from kvbraid.service.keys import Right
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import (
     EventsQuery,
@@ -153,6 +154,12 @@ def delete_pod(context: Context, call: Call) -> Answer:
     return Answer(_encode(context.service.delete(PodId(call.pod))))
 
 
+def show_config(context: Context, call: Call) -> Answer:
+    """The configuration in force, what of the file waits for a start, and what was refused."""
+    del call
+    return Answer(_encode(context.service.in_force.answer(context.access.rows())))
+
+
 def list_models(context: Context, call: Call) -> Answer:
     """The models with at least one registered pod."""
     del call
@@ -244,6 +251,18 @@ def is_short(service: Service, call: Call) -> bool:
     return len(call.body) * per_byte + service.num_ranks * _NS_PER_RANK <= _INLINE_NS
 
 
+_KEY_ERRORS: Final = ("unauthorized", "right_missing")
+_CHANGE_ERRORS: Final = (*_KEY_ERRORS, "registration_off", "foreign_host")
+_OF_RIGHTS: Final[Mapping[Right | None, tuple[str, ...]]] = {
+    None: (),
+    "read": _KEY_ERRORS,
+    "explain": _KEY_ERRORS,
+    "route": _CHANGE_ERRORS,
+    "change": _CHANGE_ERRORS,
+}
+"""The codes of refusals by what a caller may do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One route: how it is found, what it takes, what it answers, who handles it.
@@ -252,9 +271,10 @@ class Route:
     it does not answer, `handler` answers on a thread.
 
     `query` has what the query says of a body of raw token ids, if the route takes one.
-    `changes` says that not everyone may call the route. `is_page` says that it is part of the
-    console, and not of the API. `answers` maps each status of success to
-    its body; `errors` lists the codes of its refusals, besides those of every route.
+    `right` is what a caller needs; None: everybody may call it. `is_page` says that it is part of
+    the console, and not of the API. `answers` maps each status of
+    success to its body; `errors` lists the codes of its refusals, besides those of the right and
+    those of every route.
     """
 
     method: str
@@ -263,10 +283,15 @@ class Route:
     at_once: Callable[[Context, Call], Answer | None]
     body: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
-    changes: bool = False
     is_page: bool = False
+    right: Right | None
     answers: Mapping[int, type[msgspec.Struct] | None]
     errors: tuple[str, ...] = ()
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of its refusals, besides those of every route."""
+        return (*_OF_RIGHTS[self.right], *self.errors)
 
     @property
     def summary(self) -> str:
@@ -278,113 +303,120 @@ _READ_ERRORS: Final = (
     "malformed_body", "invalid_value", "unknown_model", "unknown_pod",
     "body_too_large", "too_many_tokens", "too_large",
 )  # fmt: skip
-_CHANGE_ERRORS: Final = ("unauthorized", "registration_off", "foreign_host")
-
-_PAGE_DATA: Final[Mapping[str, Callable[[Context, Call], Answer]]] = {
-    "fleet": list_pods,
-    "requests": list_requests,
-    "explain": strips_kept,
-    "ladder": ladder_history,
+_PAGE_DATA: Final[Mapping[str, tuple[Right, Callable[[Context, Call], Answer]]]] = {
+    "fleet": ("read", list_pods),
+    "requests": ("read", list_requests),
+    "explain": ("explain", strips_kept),
+    "ladder": ("read", ladder_history),
 }
 """The data of each page of the console; docs/api.md has their other names."""
 
 ROUTES: Final = (
     Route(
-        method="POST", path="/v1/score", handler=score, at_once=score_at_once,
+        method="POST", path="/v1/score", right="explain", handler=score, at_once=score_at_once,
         body=ScoreBody, query=QueryFields, answers={200: answers.ScoreAnswer},
         errors=_READ_ERRORS,
     ),
     Route(
-        method="POST", path="/v1/explain", handler=explain, at_once=never_at_once,
+        method="POST", path="/v1/explain", right="explain", handler=explain, at_once=never_at_once,
         body=ScoreBody, query=QueryFields, answers={200: answers.ExplainAnswer},
         errors=_READ_ERRORS,
     ),
     Route(
-        method="POST", path="/v1/strips", handler=strips, at_once=never_at_once,
+        method="POST", path="/v1/strips", right="explain", handler=strips, at_once=never_at_once,
         body=ScoreBody, query=QueryFields, answers={200: answers.StripsAnswer},
         errors=_READ_ERRORS,
     ),
     Route(
-        method="GET", path="/v1/strips", handler=strips_kept, at_once=never_at_once,
+        method="GET", path="/v1/strips", right="explain", handler=strips_kept,
+        at_once=never_at_once,
         query=StripsQuery, answers={200: answers.StripsAnswer},
         errors=("malformed_body", "unknown_model", "unknown_request", "too_large"),
     ),
     Route(
-        method="POST", path="/v1/routed", handler=routed, at_once=never_at_once,
-        body=RoutedBody, changes=True, answers={200: answers.PodChange},
-        errors=(*_CHANGE_ERRORS, *_READ_ERRORS),
+        method="POST", path="/v1/routed", right="route", handler=routed, at_once=never_at_once,
+        body=RoutedBody, answers={200: answers.PodChange},
+        errors=_READ_ERRORS,
     ),
     Route(
-        method="POST", path="/v1/pick", handler=pick, at_once=pick_at_once,
-        body=PickBody, query=PickQuery, changes=True, answers={200: answers.PickAnswer},
-        errors=(*_CHANGE_ERRORS, "malformed_body", "invalid_value", "unknown_model",
+        method="POST", path="/v1/pick", right="route", handler=pick, at_once=pick_at_once,
+        body=PickBody, query=PickQuery, answers={200: answers.PickAnswer},
+        errors=("malformed_body", "invalid_value", "unknown_model",
                 "body_too_large", "too_many_tokens", "too_large", "no_pod"),
     ),
     Route(
-        method="POST", path="/v1/picked", handler=picked, at_once=never_at_once,
-        body=ReportBody, changes=True, answers={200: answers.PickedAnswer},
-        errors=(*_CHANGE_ERRORS, "malformed_body", "invalid_value", "body_too_large"),
+        method="POST", path="/v1/picked", right="route", handler=picked, at_once=never_at_once,
+        body=ReportBody, answers={200: answers.PickedAnswer},
+        errors=("malformed_body", "invalid_value", "body_too_large"),
     ),
     Route(
-        method="GET", path="/v1/ladder", handler=ladder, at_once=never_at_once,
+        method="GET", path="/v1/ladder", right="read", handler=ladder, at_once=never_at_once,
         answers={200: answers.LadderAnswer},
     ),
     Route(
-        method="GET", path="/v1/ladder/history", handler=ladder_history, at_once=never_at_once,
-        answers={200: answers.LadderHistoryAnswer},
+        method="GET", path="/v1/ladder/history", right="read", handler=ladder_history,
+        at_once=never_at_once, answers={200: answers.LadderHistoryAnswer},
     ),
     Route(
-        method="GET", path="/v1/requests", handler=list_requests, at_once=never_at_once,
-        answers={200: answers.RequestsAnswer},
+        method="GET", path="/v1/requests", right="read", handler=list_requests,
+        at_once=never_at_once, answers={200: answers.RequestsAnswer},
     ),
     Route(
-        method="GET", path="/v1/events", handler=events, at_once=events, query=EventsQuery,
+        method="GET", path="/v1/events", right="read", handler=events, at_once=events,
+        query=EventsQuery,
         answers={200: None}, errors=("malformed_body", "invalid_value", "too_many_streams"),
     ),
     Route(
-        method="GET", path="/v1/pods", handler=list_pods, at_once=never_at_once,
+        method="GET", path="/v1/pods", right="read", handler=list_pods, at_once=never_at_once,
         answers={200: answers.PodsAnswer},
     ),
     Route(
-        method="PUT", path="/v1/pods/{id}", handler=put_pod, at_once=never_at_once, body=PodBody,
-        changes=True,
+        method="PUT", path="/v1/pods/{id}", right="change", handler=put_pod,
+        at_once=never_at_once, body=PodBody,
         answers={200: answers.PodChange, 201: answers.PodChange},
-        errors=(*_CHANGE_ERRORS, "malformed_body", "body_too_large", "invalid_value",
+        errors=("malformed_body", "body_too_large", "invalid_value",
                 "invalid_topology", "invalid_endpoint", "too_many_pods"),
     ),
     Route(
-        method="DELETE", path="/v1/pods/{id}", handler=delete_pod, at_once=never_at_once,
-        changes=True,
-        answers={200: answers.PodChange}, errors=(*_CHANGE_ERRORS, "unknown_pod"),
+        method="DELETE", path="/v1/pods/{id}", right="change", handler=delete_pod,
+        at_once=never_at_once,
+        answers={200: answers.PodChange}, errors=("unknown_pod",),
     ),
     Route(
-        method="GET", path="/v1/models", handler=list_models, at_once=list_models,
+        method="GET", path="/v1/config", right="read", handler=show_config, at_once=never_at_once,
+        answers={200: answers.ConfigAnswer},
+    ),
+    Route(
+        method="GET", path="/v1/models", right="read", handler=list_models, at_once=list_models,
         answers={200: answers.ModelsAnswer},
     ),
     Route(
-        method="GET", path="/healthz", handler=healthz, at_once=healthz,
+        method="GET", path="/healthz", right=None, handler=healthz, at_once=healthz,
         answers={200: answers.StatusAnswer}, errors=("not_following",),
     ),
     Route(
-        method="GET", path="/readyz", handler=readyz, at_once=never_at_once,
+        method="GET", path="/readyz", right=None, handler=readyz, at_once=never_at_once,
         answers={200: answers.StatusAnswer}, errors=("not_ready",),
     ),
     Route(
-        method="GET", path="/metrics", handler=metrics, at_once=never_at_once, answers={200: None},
+        method="GET", path="/metrics", right="read", handler=metrics,
+        at_once=never_at_once, answers={200: None},
     ),
     Route(
-        method="GET", path="/openapi.json", handler=openapi, at_once=openapi, answers={200: None},
+        method="GET", path="/openapi.json", right=None, handler=openapi,
+        at_once=openapi, answers={200: None},
     ),
     *(
         Route(
-            method="GET", path=f"/{name}.json", handler=handler, at_once=never_at_once,
+            method="GET", path=f"/{name}.json", right=right, handler=handler,
+            at_once=never_at_once,
             answers={200: None}, is_page=True,
         )
-        for name, handler in _PAGE_DATA.items()
+        for name, (right, handler) in _PAGE_DATA.items()
     ),
     *(
         Route(
-            method="GET", path=path, handler=partial(page, file=file),
+            method="GET", path=path, right=None, handler=partial(page, file=file),
             at_once=partial(page, file=file), answers={200: None}, is_page=True,
         )
         for path, file in FILES.items()

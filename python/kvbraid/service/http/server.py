@@ -10,10 +10,11 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -26,9 +27,12 @@ from kvbraid.service.event_sources import asking_pods
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
 from kvbraid.service.http.connection import Connection
+from kvbraid.service.http.handshakes import Handshakes
 from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.supervision import Supervisor
+from kvbraid.service.tls import Tls
 
 END_S: Final = 3
 """Seconds that requests in flight have left after a signal."""
@@ -63,29 +67,41 @@ def run_server(
         KvbraidError: A configured pod was refused.
     """
     options = config.server
-    access = Access.of(options)
+    access = Access.of(options, config.keys)
     with _listen(options) as listener:
-        url = _url(listener)
+        url = _url(listener, "http" if config.tls is None else "https")
         app = application(service, access)
         app.connection_limits.leave_descriptors()
         server = _Server(app, announce=lambda: announce(url), end_s=end_s)
-        with following(service, config):
+        server.tls = config.tls
+
+        def take(changed: FleetConfig) -> None:
+            app.connection_limits.change(changed.limits)
+            access.change(changed.server, changed.keys)
+            server.tls = changed.tls
+
+        with following(service, config, take) as server.on_hangup:
             server.run(sockets=[listener])
 
 
 @contextlib.contextmanager
-def following(service: Service, config: FleetConfig) -> Iterator[None]:
-    """Start the subscriber, register the configured pods; close the subscriber at the end."""
+def following(
+    service: Service, config: FleetConfig, take: Callable[[FleetConfig], None] = lambda _: None
+) -> Iterator[Callable[[], None]]:
+    """Start the subscriber, register the configured pods; close the subscriber at the end.
+
+    `take` is called with each later configuration; what is yielded has the file read now.
+    """
     service.feed.start()
     try:
         for pod, pod_config in config.pods.items():
             _put(service, pod, pod_config)
         with (
-            following_file(config, service),
+            following_file(service, take) as reread,
             following_names(config, service),
             asking_pods(service),
         ):
-            yield
+            yield reread
     finally:
         service.feed.close()
 
@@ -111,19 +127,55 @@ def end_process() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends on a signal without raising it again: a requested end is not a failure."""
+    """Ends on a signal without raising it again: a requested end is not a failure.
+
+    Attributes:
+        on_hangup: Called by SIGHUP.
+        tls: What the next connection is encrypted with; None: nothing is.
+    """
 
     def __init__(self, app: Application, *, announce: Callable[[], None], end_s: int) -> None:
         super().__init__(_uvicorn_config(app, end_s))
         self._announce = announce
         self._app = app
+        self._supervisor = Supervisor()
+        self._handshakes: list[Handshakes] = []
+        self.on_hangup: Callable[[], None] = lambda: None
+        self.tls: Tls | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Announce the server once requests are answered and signals are handled."""
         await self._app.start()
-        await super().startup(sockets)
+        if self.tls is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            self._shake_hands(sockets or [])
         if self.started:
             self._announce()
+            self._supervisor.ready()
+
+    def _shake_hands(self, sockets: list[socket.socket]) -> None:
+        """Accept connections in place of uvicorn, which makes them itself without TLS."""
+
+        def context() -> ssl.SSLContext:
+            assert self.tls is not None  # It is on or off for the life of a server.
+            return self.tls.context
+
+        def connection() -> Connection:
+            made = self.config.http_protocol_class(
+                config=self.config,  # type: ignore[call-arg]
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            assert isinstance(made, Connection)
+            return made
+
+        connections: set[Any] = self.server_state.connections
+        for each in sockets:
+            handshakes = Handshakes(context, self._app.connection_limits, connections, connection)
+            handshakes.listen(each)
+            self._handshakes.append(handshakes)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -137,14 +189,19 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests in flight finish, then close what the application has opened."""
         self._app.events.close()  # A stream is a request that would never finish.
+        self._supervisor.ending()
+        for handshakes in self._handshakes:
+            handshakes.close()
         await super().shutdown(sockets)
         await self._app.close()
+        self._supervisor.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         assert threading.current_thread() is threading.main_thread()
         ends = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, self.handle_exit) for number in ends}
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.on_hangup())
         try:
             yield
         finally:
@@ -184,6 +241,6 @@ def _listen(options: ServerOptions) -> socket.socket:
         raise InvalidValueError(msg) from None
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -199,21 +199,22 @@ def device_name(runtime: CudaRuntime, device: torch.device) -> DeviceName:
 
 def calibrate(
     runtime: CudaRuntime, device: torch.device, files: CalibrationFiles | None
-) -> Calibration:
-    """Return the calibration of a device: from its file, or measured now and written.
+) -> tuple[Calibration, int]:
+    """Return the calibration of a device, and how many of its trials failed.
 
-    Measuring takes seconds and three times `MAX_TRIAL_BYTES` of memory, which it gives back.
+    It is read from its file, or measured now and written. Measuring takes seconds and three times
+    `MAX_TRIAL_BYTES` of memory, which it gives back.
     """
     mechanisms = dict.fromkeys(MOVES, (*runtime.copies, STAGED))
     name = device_name(runtime, device)
     known = None if files is None else files.read(name, mechanisms)
     if known is not None:
-        return known
+        return known, 0
     attempt = _Trials(runtime.copies, TorchStreams(device), device)
-    calibration, _ = measure(attempt, mechanisms, time.perf_counter)
+    calibration, num_failed = measure(attempt, mechanisms, time.perf_counter)
     if files is not None:
         files.write(name, calibration)
-    return calibration
+    return calibration, num_failed
 
 
 class CudaEngine(DeviceEngine):
@@ -231,13 +232,17 @@ class CudaEngine(DeviceEngine):
         runtime = CudaRuntime(loaded_library())
         self.pinning: Final = DevicePinning(runtime, device.index or 0)
         files = None if calibrations is None else CalibrationFiles(calibrations)
+        calibration, num_failed = calibrate(runtime, device, files)
         streams: CopyStreams = TorchStreams(device)
         staging: dict[Kind, Staging] = {kind: TorchStaging(tensors) for kind in MOVES}
         super().__init__(
             copies=runtime.copies,
             streams=streams,
-            calibration=calibrate(runtime, device, files),
+            calibration=calibration,
             used_bytes=tuple(group.used_bytes for group in tensors.plan.groups),
             pinning=self.pinning,
             staging=staging,
         )
+        self.incidents["calibration_trials"] = num_failed
+        for what in ("refused", "unwritten"):
+            self.incidents[f"calibration_{what}"] = files.counts[what] if files else 0

@@ -80,6 +80,7 @@ class DeviceEngine:
 
     Attributes:
         counts: Moves, by kind and choice.
+        incidents: What made moves slower than they could be.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class DeviceEngine:
         staging: Mapping[Kind, Staging] = MappingProxyType({}),
     ) -> None:
         self.counts: Final[Counter[tuple[Kind, Choice]]] = Counter()
+        self.incidents: Final[Counter[str]] = Counter()
         self._copies: Final = dict(copies)
         self._streams: Final = streams
         self._calibration: Final = calibration

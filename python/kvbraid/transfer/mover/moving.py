@@ -8,8 +8,9 @@ other in the order of `Descriptors.chunks`. Blocks are taken in ascending order 
 device, whatever order they are given in, so that neighbours are found and joined.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
@@ -61,6 +62,10 @@ class Pending(Protocol):
 class CopyEngine(Protocol):
     """What carries out moves in one kind of memory."""
 
+    @property
+    def incidents(self) -> Mapping[str, int]:
+        """What made moves slower than they could be, so far, by what happened."""
+
     def start(self, move: Move) -> Pending:
         """Begin to copy. After an exception nothing of this move is read or written any more."""
 
@@ -78,6 +83,8 @@ class Done:
 
 class HostMemoryEngine:
     """Moves where the pool is memory of this process: synchronous copies of rows."""
+
+    incidents: Mapping[str, int] = MappingProxyType({})
 
     def start(self, move: Move) -> Pending:
         """Copy all rows, and return when that is done."""
@@ -143,6 +150,11 @@ class Mover:
             written=written,
         )
         return self._engine.start(move)
+
+    @property
+    def incidents(self) -> Mapping[str, int]:
+        """What made moves slower than they could be: `CopyEngine.incidents`."""
+        return self._engine.incidents
 
     def close(self) -> None:
         """Wait for all copies that were begun."""

@@ -16,6 +16,7 @@ In reading order:
     writing           host slots into records, and records that are to go
     promoting         records into host slots
     lookup            what a request can load
+    attributing       which tier the tokens of a load are counted under
     loading           host slots, and blocks of the pool, into device blocks
     manager           the face
 """

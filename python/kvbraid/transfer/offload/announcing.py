@@ -7,11 +7,14 @@ where it stands. Blocks that follow each other in one tier and group are one eve
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
+from kvbraid.ids import BlockId
 from kvbraid.spec import SpecKind, Topology
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.index import TierIndex
@@ -35,6 +38,14 @@ class Content(NamedTuple):
 
 
 UNKNOWN: Final = Content()
+
+
+class TierBlock(NamedTuple):
+    """A block that a tier has, in which of its slots, and what events say of it."""
+
+    slot: BlockId
+    key: BlockKey
+    content: Content
 
 
 class KnownRequests:
@@ -83,39 +94,42 @@ class Announcer:
         self._topology: Final = topology
         self._indexes: Final = indexes
         self._events: list[TierEvent] = []
-        self._run: list[tuple[BlockKey, Content]] = []  # Blocks that one event tells of.
+        self._run: list[TierBlock] = []  # What one event tells of.
         self._run_of: TierIndex = indexes[0]
 
-    def stored(self, index: TierIndex, key: BlockKey, content: Content) -> None:
-        """Announce a copy that can be read from now on."""
-        removals = index.take_removals()
-        if removals or index is not self._run_of or not self._continues(key, content):
+    def stored(self, index: TierIndex, blocks: Iterable[TierBlock]) -> None:
+        """Announce copies that can be read from now on."""
+        removals = _removals(index)
+        if removals or index is not self._run_of:
             self._end_run()
             self._run_of = index
-        self._events += removals
-        self._run.append((key, content))
+            self._events += removals
+        for block in blocks:
+            if not self._continues(block):
+                self._end_run()
+            self._run.append(block)
 
-    def _continues(self, key: BlockKey, content: Content) -> bool:
+    def _continues(self, block: TierBlock) -> bool:
         """Whether a block comes right after the last one of the run."""
-        if not self._run or not content.token_ids:
+        if not self._run or not block.content.token_ids:
             return False
-        last, before = self._run[-1]
-        is_next = key.group == last.group and content.parent == last.block_hash
-        return is_next and content.extra == before.extra
+        _, last, before = self._run[-1]
+        is_next = block.key.group == last.group and block.content.parent == last.block_hash
+        return is_next and block.content.extra == before.extra
 
     def _end_run(self) -> None:
         if not self._run:
             return
-        key, first = self._run[0]
+        _, key, first = self._run[0]
         spec, extra, is_known = (
             self._topology.groups[key.group],
             first.extra,
             bool(first.token_ids),
         )
         event = BlockStored(
-            block_hashes=tuple(_short(key.block_hash) for key, _ in self._run),
+            block_hashes=tuple(_short(block.key.block_hash) for block in self._run),
             parent_block_hash=None if first.parent is None else _short(first.parent),
-            token_ids=tuple(token for _, content in self._run for token in content.token_ids),
+            token_ids=tuple(chain.from_iterable(each.content.token_ids for each in self._run)),
             block_size=spec.block_size if is_known else 0,
             medium=self._run_of.medium,
             lora_name=extra.lora.name if extra.lora else None,
@@ -127,18 +141,36 @@ class Announcer:
         self._events.append(event)
         self._run = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was announced since the last call of `take`."""
+        return not (self._events or self._run)
+
     def take(self) -> list[TierEvent]:
         """Return the events since the last call."""
         self._end_run()
         for index in self._indexes:
-            self._events += index.take_removals()
+            self._events += _removals(index)
         events, self._events = self._events, []
         return events
 
 
-def _extra_keys(block: tuple[BlockKey, Content]) -> tuple[str, ...] | None:
+def _removals(index: TierIndex) -> list[BlockRemoved]:
+    """Return the events of what a tier has lost: one for blocks of a group in a row."""
+    runs = groupby(index.take_removed(), key=attrgetter("group"))
+    return [
+        BlockRemoved(
+            block_hashes=tuple(_short(key.block_hash) for key in keys),
+            medium=index.medium,
+            group_idx=group,
+        )
+        for group, keys in runs
+    ]
+
+
+def _extra_keys(block: TierBlock) -> tuple[str, ...] | None:
     """What separates a block from others with its tokens: an adapter; a salt, in the first one."""
-    extra, is_first = block[1].extra, block[1].parent is None
+    extra, is_first = block.content.extra, block.content.parent is None
     keys = [extra.lora.name] if extra.lora else []
     keys += [extra.cache_salt] if extra.cache_salt and is_first else []
     return tuple(keys) or None

@@ -1,7 +1,7 @@
 """What is counted: everything that was moved, found, dropped or refused, for `kvbraid_tier_*`."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from kvbraid.transfer.jobs import Kind
@@ -11,7 +11,7 @@ class Drop(StrEnum):
     """Why a block was not stored, or is no longer had."""
 
     STORES_FULL = "stores_full"  # As many device blocks were held as may be.
-    WRITES_FULL = "writes_full"  # As many slots were pinned for writes as may be.
+    WRITES_FULL = "writes_full"  # Its slot was lost before there was room to write it.
     NO_SLOT = "no_slot"  # Every host slot was in use.
     NOT_FOUND = "not_found"  # The cache had dropped the block before it could be copied.
     RESTING = "resting"  # The tier gets no writes for a while.
@@ -28,7 +28,7 @@ class OffloadCounts:
     Attributes:
         num_bytes: Bytes moved, by kind of job and tier ("" for kinds without records).
         seconds: How long these jobs took, added up over ranks.
-        hits: Blocks that loads have taken, by the tier that they came from.
+        hits: Blocks that loads have taken, by the tier that they came from for their request.
         drops: Blocks that were not stored, or are no longer had, by tier and reason.
         num_pending: Items of jobs that are queued or under way, by kind.
         num_deadlines: Look-ups that were answered without waiting any longer for records.
@@ -50,3 +50,8 @@ class OffloadCounts:
     num_unknown_results: int = 0
     num_bad_results: int = 0
     num_forgotten_origins: int = 0
+
+    def incidents(self) -> dict[str, int]:
+        """Return what is counted by neither kind nor tier, by its name without `num_`."""
+        plain = (each.name for each in fields(self) if each.type is int)
+        return {name.removeprefix("num_"): getattr(self, name) for name in plain}

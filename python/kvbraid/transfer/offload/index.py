@@ -5,11 +5,11 @@ keeps its content; its key may be forgotten in the meantime. The null block is n
 """
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kvbraid.cache import CacheConfig, CacheManager
 from kvbraid.cache.pool import BlockPool
-from kvbraid.events.model import BlockRemoved
 from kvbraid.ids import BlockId
 from kvbraid.spec import Topology
 from kvbraid.transfer.keys import BlockKey
@@ -29,9 +29,11 @@ class Pins:
         for block in blocks:
             counts[block] = counts.get(block, 0) + 1
 
-    def adopt(self, block: BlockId) -> None:
-        """Take over the reference of `pool.take`."""
-        self._counts[block] = self._counts.get(block, 0) + 1
+    def take(self, count: int) -> list[BlockId]:
+        """Take those that would be handed out next, as many as there are."""
+        blocks = self._pool.take(min(count, self._pool.num_free))
+        self._counts.update(dict.fromkeys(blocks, 1))
+        return blocks
 
     def free(self, *blocks: BlockId) -> None:
         """Drop one reference to each block; the one given first is handed out first."""
@@ -66,13 +68,12 @@ class TierIndex:
     def __init__(self, topology: Topology, name: str, medium: str, num_slots: int) -> None:
         self.name: Final = name
         self.medium: Final = medium
-        self._cache: Final = CacheManager(
-            CacheConfig(topology=topology, num_blocks=num_slots + 1, medium=medium, events=True)
-        )
+        self._cache: Final = CacheManager(CacheConfig(topology=topology, num_blocks=num_slots + 1))
         self.pool: Final = self._cache.pool
         self.pins: Final = Pins(self.pool)
         self.keys: Final[dict[BlockId, BlockKey]] = {}
         self._slots: Final[dict[BlockKey, BlockId]] = {}
+        self._removed: list[BlockKey] = []
 
     def __contains__(self, key: BlockKey) -> bool:
         """Whether the tier has a block."""
@@ -86,16 +87,14 @@ class TierIndex:
         """Return the slot that holds a block; None if none does."""
         return self._slots.get(key)
 
-    def take(self) -> Taken | None:
-        """Take the slot that was used least recently; None if all are pinned."""
-        if not self.pool.num_free:
-            return None
-        (slot,) = self.pool.take(1)
-        self.pins.adopt(slot)
-        evicted = self.keys.pop(slot, None)
-        if evicted is not None:
-            del self._slots[evicted]
-        return Taken(slot, evicted)
+    def take(self, count: int) -> list[Taken]:
+        """Take the slots that were used least recently, fewer if the others are pinned."""
+        taken = [Taken(slot, self.keys.pop(slot, None)) for slot in self.pins.take(count)]
+        evicted = [key for _, key in taken if key is not None]
+        for key in evicted:
+            del self._slots[key]
+        self._removed += evicted
+        return taken
 
     def add(self, slot: BlockId, key: BlockKey, num_tokens: int) -> None:
         """Make a block findable in a slot that is pinned."""
@@ -104,11 +103,18 @@ class TierIndex:
         self.pool.register(slot, key.group, key.block_hash, num_tokens)
         self.keys[slot], self._slots[key] = key, slot
 
-    def touch(self, *keys: BlockKey) -> None:
+    def lacks(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Return those that the tier does not have."""
+        return [key for key in keys if key not in self._slots]
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used now, the last one last."""
-        slots = [slot for key in keys if (slot := self.slot_of(key)) is not None]
-        self.pins.hold(*slots)
-        self.pins.free(*slots)
+        self._requeue([self._slots[key] for key in keys if key in self._slots])
+
+    def _requeue(self, slots: Sequence[BlockId]) -> None:
+        """Let slots be taken last, in this order; first those that are empty."""
+        self.pool.hold(slots)
+        self.pool.free(slots)
 
     def forget(self, key: BlockKey) -> bool:
         """Make sure that a block is not found any more; return whether it was."""
@@ -116,15 +122,15 @@ class TierIndex:
         if slot is None:
             return False
         self.pool.forget([slot])
+        self._requeue([slot])
         del self.keys[slot]
+        self._removed.append(key)
         return True
 
-    def take_removals(self) -> list[BlockRemoved]:
-        """Return the events of what is no longer found, since the last call."""
-        events = self._cache.take_events()
-        if not events:  # Decoding takes longer than asking.
-            return []
-        return [event for event in events.structs() if isinstance(event, BlockRemoved)]
+    def take_removed(self) -> list[BlockKey]:
+        """Return what is no longer found, since the last call, in order."""
+        removed, self._removed = self._removed, []
+        return removed
 
     def check_integrity(self) -> None:
         """Panic unless the pool, the keys and the pins agree."""

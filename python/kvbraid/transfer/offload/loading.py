@@ -118,7 +118,7 @@ class LoadsUnderWay:
             else:
                 self._add(load, source, target)
         self._free(unused)
-        tiers.counts.hits.update([part.source.tier for part in load.parts])
+        tiers.counts.hits.update([found.tier_of(part.source) for part in load.parts])
         for (group, position), target in blocks.items():  # Nobody has it.
             source = LoadSource(group, position, "", _NO_BLOCK, BlockKey(b"", group), UNKNOWN)
             part = _Position(load, source, target, is_open=False)

@@ -2,12 +2,12 @@
 
 Invariant: an offer's blocks and slots are pinned until its load begins or the schedule ends. A
 look-up that may wait reads records first and asks to be asked again, until each is in host memory
-or could not be read, or its deadline has passed. Only then it looks again, and offers what is
-there.
+or could not be read, the pool has all of it, or its deadline has passed. Only then it looks again,
+and offers what is there.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -21,6 +21,9 @@ from kvbraid.transfer.offload.index import Pins, TierIndex
 from kvbraid.transfer.offload.promoting import Promotions
 from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
+
+_IN_HOST: Final = 1
+"""The number of host memory among the sources of a `TierMatch`; tiers of records come after it."""
 
 
 class Again(Enum):
@@ -60,6 +63,7 @@ class Found:
         num_tokens: What it has once the load has ended.
         tier: The slowest tier that is read.
         sources: Where each position of the load is.
+        read_from: The tiers of the records that were read for it before, by key.
     """
 
     request: int
@@ -68,11 +72,16 @@ class Found:
     num_tokens: int
     tier: str
     sources: tuple[LoadSource, ...]
+    read_from: Mapping[BlockKey, str] = field(default_factory=dict)
 
     @property
     def num_external_tokens(self) -> int:
         """What the load brings."""
         return self.num_tokens - self.match.num_tokens
+
+    def tier_of(self, source: LoadSource) -> str:
+        """Return the tier that a source has come from, also if that was before the load."""
+        return source.tier and self.read_from.get(source.key, source.tier)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -83,21 +92,26 @@ class Found:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """The records that one request waits for, and the slots of those that have come."""
+    """The records that one request waits for, the tiers and the slots of those that have come.
+
+    `num_tokens` is what it can reuse with them.
+    """
 
     deadline: float
-    missing: set[BlockKey] = field(default_factory=set)
+    num_tokens: int = 0
+    missing: dict[BlockKey, str] = field(default_factory=dict)
+    read_from: dict[BlockKey, str] = field(default_factory=dict)
     slots: list[BlockId] = field(default_factory=list)
 
     def promoted(self, key: BlockKey, slot: BlockId) -> None:
         """Keep the slot until the next look-up."""
-        self.missing.discard(key)
+        self.read_from[key] = self.missing.pop(key)
         self.slots.append(slot)
 
     def not_promoted(self, key: BlockKey, tier: str, status: Status) -> None:
         """Go without it."""
         del tier, status
-        self.missing.discard(key)
+        self.missing.pop(key, None)
 
 
 class LookUps:
@@ -123,24 +137,48 @@ class LookUps:
         if tokens:
             self._tiers.requests.know(request, tokens, extra)
         self._withdraw(request)
-        if request in self._declined:  # Its offer did not fit, perhaps for what it had pinned.
+        if request in self._declined:
             self._declined.remove(request)
-            return None
+            return self._offer_at_once(request, refused)
         wait = self._waits.get(request) or _Wait(self._deadline())
         is_late = self._tiers.clock() >= wait.deadline
-        if may_wait and wait.missing and not is_late:
-            return Again.ASK_AGAIN  # It is looked up again when they are there.
-        self._waits.pop(request, None)
-        found = self._match(request, refused)
-        if may_wait and found and not is_late and self._want(found, wait):
-            self._waits[request] = wait
+        if may_wait and wait.missing and not is_late and not self._is_in_pool(request, wait):
             return Again.ASK_AGAIN
-        if may_wait and found and self._record_sources(found):
+        self._waits.pop(request, None)
+        match, indexes = self.match_over(request, refused)
+        reads = may_wait and max(match.sources, default=0) > _IN_HOST
+        if reads and not is_late and self._want(request, match, indexes, wait):
+            self._waits[request] = wait
+            wait.num_tokens = match.num_tokens
+            return Again.ASK_AGAIN
+        if reads:
             self._tiers.counts.num_deadlines += is_late
-            found = self._match(request, [*refused, *self._tiers.records])
+            match, indexes = self.match_over(request, [*refused, *self._tiers.records])
+        found = self._found(request, match, indexes)
         if found:
+            found = replace(found, read_from=wait.read_from)
             self._offer(found)
         self._leave(wait)
+        return found
+
+    def _is_in_pool(self, request: int, wait: _Wait) -> bool:
+        """Whether the pool alone has by now what a request waits for."""
+        return self._tiers.cache.tiers.match_over(request, ()).num_tokens >= wait.num_tokens
+
+    def _offer_at_once(self, request: int, refused: Collection[str]) -> Found | None:
+        """Offer what host memory alone has of a load that did not fit into the pool, perhaps for
+        what it had pinned there. Who gets nothing may compute, so nobody waits for ever."""
+        host = self._tiers.host
+        found = self._found(request, *self.match_over(request, [*refused, *self._tiers.records]))
+        if found is None:
+            return None
+        sources = []
+        for source in found.sources:
+            if (slot := host.slot_of(source.key)) is None:
+                return None
+            sources.append(source._replace(tier=host.name, block_id=slot))
+        found = replace(found, sources=tuple(sources))
+        self._offer(found)
         return found
 
     def _deadline(self) -> float:
@@ -158,40 +196,43 @@ class LookUps:
         pools = [index.pool for index in indexes]
         return tiers.cache.tiers.match_over(request, pools), indexes
 
-    def _match(self, request: int, refused: Collection[str]) -> Found | None:
-        tiers = self._tiers
-        found, indexes = self.match_over(request, refused)
-        if not found.num_external_tokens:
+    def _found(self, request: int, match: TierMatch, indexes: Sequence[TierIndex]) -> Found | None:
+        """Return what a request can load; None for nothing."""
+        if not (indexes and match.sources):  # An engine may find less than the rule in its pool.
             return None
-        contents = self._contents(request, found)
-        numbers, blocks = found.sources.tolist(), [*map(BlockId, found.block_ids)]
-        held = [block for number, block in zip(numbers, blocks, strict=True) if not number]
-        infos = iter(tiers.cache.pool.describe(held))
-        names, keys = (
-            ["", *(each.name for each in indexes)],
-            [{}, *(each.keys for each in indexes)],
-        )
-        sources = []
-        for group, position, number, block in zip(
-            found.groups, found.positions, numbers, blocks, strict=True
-        ):
-            key = keys[number][block] if number else BlockKey(next(infos).block_hash or b"", group)
-            content = contents(group, position, key) if number > 1 else UNKNOWN
-            sources.append(LoadSource(group, position, names[number], block, key, content))
-        slowest = max(numbers)
         return Found(
             request=request,
-            match=found.match,
-            num_pool_tokens=found.num_pool_tokens,
-            num_tokens=found.num_tokens,
-            tier=indexes[max(slowest, 1) - 1].name,
-            sources=tuple(sources),
+            match=match.match,
+            num_pool_tokens=match.num_pool_tokens,
+            num_tokens=match.num_tokens,
+            tier=indexes[max(*match.sources, _IN_HOST) - _IN_HOST].name,
+            sources=tuple(self._sources(request, match, indexes, nearest=0)),
         )
+
+    def _sources(
+        self, request: int, found: TierMatch, indexes: Sequence[TierIndex], *, nearest: int
+    ) -> list[LoadSource]:
+        """Return where the positions of a load are that `nearest` or tiers below it have."""
+        contents = self._contents(request, found)
+        columns = (found.groups, found.positions, found.sources, found.block_ids)
+        fills = zip(*[column.tolist() for column in columns], strict=True)
+        far = [fill for fill in fills if fill[2] >= nearest]
+        held = [BlockId(block) for _, _, number, block in far if not number]
+        infos = iter(self._tiers.cache.pool.describe(held))
+        names = ["", *(each.name for each in indexes)]
+        keys = [{}, *(each.keys for each in indexes)]
+        sources = []
+        for group, position, number, slot in far:
+            block = BlockId(slot)
+            key = keys[number][block] if number else BlockKey(next(infos).block_hash or b"", group)
+            content = contents(group, position, key) if number > _IN_HOST else UNKNOWN
+            sources.append(LoadSource(group, position, names[number], block, key, content))
+        return sources
 
     def _contents(self, request: int, found: TierMatch) -> Callable[[int, int, BlockKey], Content]:
         """What events say of records that are read for a request."""
         tiers = self._tiers
-        is_near = max(found.sources, default=0) < 2
+        is_near = max(found.sources, default=0) <= _IN_HOST
         hashes = [] if is_near else tiers.cache.tiers.block_hashes(request)
 
         def content(group: int, position: int, key: BlockKey) -> Content:
@@ -205,15 +246,14 @@ class LookUps:
 
         return content
 
-    def _record_sources(self, found: Found) -> list[LoadSource]:
-        return [source for source in found.sources if source.tier in self._tiers.records]
-
-    def _want(self, found: Found, wait: _Wait) -> bool:
+    def _want(
+        self, request: int, match: TierMatch, indexes: Sequence[TierIndex], wait: _Wait
+    ) -> bool:
         """Have the records read that an offer needs; return whether any is still to come."""
-        for source in self._record_sources(found):
+        for source in self._sources(request, match, indexes, nearest=_IN_HOST + 1):
             key = source.key
             if key not in wait.missing:
-                wait.missing.add(key)
+                wait.missing[key] = source.tier
                 self._promotions.want(key, source.tier, source.content, wait)
         return bool(wait.missing)
 
@@ -225,6 +265,7 @@ class LookUps:
     # Offers.
 
     def _offer(self, found: Found) -> None:
+        """Pin what a request can load."""
         self._offers[found.request] = found
         for tier, blocks in _by_tier(found.sources).items():
             self._pins(tier).hold(*blocks)
@@ -250,10 +291,11 @@ class LookUps:
 
     def end_schedule(self) -> None:
         """Withdraw the offers that no load has taken."""
-        for request, found in list(self._offers.items()):
-            self._tiers.counts.num_declined += 1
-            if any(not source.tier for source in found.sources):
-                self._declined = {request}
+        offers = list(self._offers.items())
+        self._tiers.counts.num_declined += len(offers)
+        copying = {request for request, found in offers if not all(s.tier for s in found.sources)}
+        self._declined = copying or self._declined
+        for request, _ in offers:
             self._withdraw(request)
 
     def forget(self, request: int) -> None:

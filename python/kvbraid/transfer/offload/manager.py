@@ -20,7 +20,8 @@ from kvbraid.loads import LoadReport, Record, Target
 from kvbraid.reading import POSITIVE, POSITIVE_COUNT, check
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import Content, TierEvent
+from kvbraid.transfer.offload.announcing import TierBlock, TierEvent
+from kvbraid.transfer.offload.attributing import tokens_by_tier
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
 from kvbraid.transfer.offload.loading import LoadsUnderWay
@@ -126,6 +127,11 @@ class OffloadManager:
         """Return how much a request can reuse now, without asking for it: changes nothing."""
         return self._lookups.match_over(request, refused)[0]
 
+    def tokens_by_tier(self, found: Found, num_tokens: int) -> dict[str, int]:
+        """Split the first tokens of an offer by the tier that they come from; "" for the pool."""
+        tiers = ["", *(index.name for index in self._indexes)]
+        return tokens_by_tier(found, num_tokens, self._tiers.topology.groups, tiers)
+
     def begin_load(self, number: int, step: int, targets: Sequence[Target], request: int) -> None:
         """Begin the load of a request's latest offer, in this step.
 
@@ -159,7 +165,6 @@ class OffloadManager:
         self,
         step: int | None,
         kept_states: Sequence[KeptState] = (),
-        state_tails: Sequence[KeptState] = (),
     ) -> None:
         """Note that a step was scheduled, or that there is none (None): a tick of the clock.
 
@@ -168,14 +173,13 @@ class OffloadManager:
 
         Args:
             step: The step's number.
-            kept_states: Those of `CacheManager.take_work`.
-            state_tails: Those of `CacheManager.take_state_tails`, taken before their requests were
-                released.
+            kept_states: Those of `CacheManager.take_work`, and those that `take_state_tails` has
+                named of requests that were released since.
         """
         self._lookups.end_schedule()
         self._tiers.num_steps += 1
         if step is not None:
-            self._stores.take_findable(step, kept_states, state_tails)
+            self._stores.take_findable(step, kept_states)
 
     def step_ended(self, step: int) -> None:
         """Note that a step, and all before it, have run: their blocks may be read."""
@@ -204,6 +208,11 @@ class OffloadManager:
     def take_events(self) -> list[TierEvent]:
         """Return what tiers have got and lost since the last call, in order."""
         return self._tiers.announcer.take()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether tiers have got something that `take_events` has not told yet."""
+        return not self._tiers.announcer.is_empty
 
     # What tiers say by themselves.
 
@@ -291,9 +300,9 @@ class OffloadManager:
 
     # What was stored goes on to the tiers below.
 
-    def _write_through(self, key: BlockKey, slot: BlockId, content: Content) -> None:
+    def _write_through(self, blocks: Sequence[TierBlock]) -> None:
         for writes in self._writes.values():
-            writes.add(key, slot, content)
+            writes.add(blocks)
 
     def _is_written(self, key: BlockKey) -> bool:
         return any(writes.is_writing(key) for writes in self._writes.values())

@@ -24,7 +24,7 @@ class OffloadOptions:
         max_pending_stores: The most device blocks that are held because they are to be stored. It
             is never more than half of the cache's pool.
         max_pending_writes: The most host slots that are pinned for writes to one tier. It is never
-            more than a quarter of the slots.
+            more than a quarter of the slots. Further writes wait without a pin.
         max_promotions: The most records that are read at once.
         max_job_items: The most blocks of one job.
         promote_deadline: For how long a look-up asks the caller to ask again.
@@ -45,7 +45,7 @@ class OffloadOptions:
     max_pending_stores: int = 1_024
     max_pending_writes: int = 256
     max_promotions: int = 256
-    max_job_items: int = 64
+    max_job_items: int = 256
     promote_deadline: float = 100
     load_deadline: float = 1_000
     failures_before_rest: int = 3

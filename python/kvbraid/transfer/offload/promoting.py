@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import Content
+from kvbraid.transfer.offload.announcing import Content, TierBlock
 from kvbraid.transfer.offload.counts import Drop
 from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.offload.writing import RecordWrites
@@ -44,13 +44,13 @@ class _Promotion:
 
 
 class Promotions:
-    """The records that are read, or will be. `on_promoted` is told of each that was."""
+    """The records that are read, or will be. `on_promoted` is told of those that were."""
 
     def __init__(
         self,
         tiers: TierState,
         writes: Mapping[str, RecordWrites],
-        on_promoted: Callable[[BlockKey, BlockId, Content], None],
+        on_promoted: Callable[[Sequence[TierBlock]], None],
     ) -> None:
         self._tiers: Final = tiers
         self._writes: Final = writes
@@ -77,19 +77,15 @@ class Promotions:
         for promotion in list(self._promotions.values()):
             promotion.waiters = [each for each in promotion.waiters if each is not waiter]
             if not promotion.waiters and not promotion.slot:
-                self._end(promotion)
+                self._end([promotion], promotion.tier)
 
     def take_jobs(self) -> Iterator[Job]:
         """Yield what can begin, as far as there are slots."""
         tiers, ready = self._tiers, dict[str, list[_Promotion]]()
         room = tiers.options.max_promotions - sum(map(len, self._read.values()))
-        for promotion in self._promotions.values():
-            if promotion.slot:
-                continue
-            slot = tiers.take_slot() if room > 0 else None
-            if slot is None:
-                break
-            promotion.slot, room = slot, room - 1
+        queued = [each for each in self._promotions.values() if not each.slot][:room]
+        for promotion, slot in zip(queued, tiers.take_slots(len(queued)), strict=False):
+            promotion.slot = slot
             ready.setdefault(promotion.tier, []).append(promotion)
         for tier, promotions in ready.items():
             items = [Item(p.key.group, _NO_BLOCK, p.slot, p.key) for p in promotions]
@@ -103,25 +99,30 @@ class Promotions:
 
     def settled(self, job: Job, statuses: Sequence[Status]) -> None:
         """Announce what every rank has read; drop what is bad; answer those who wait."""
-        tiers = self._tiers
-        for promotion, status in zip(self._read[job.number], statuses, strict=True):
-            if promotion.is_cancelled:
-                continue
-            key = promotion.key
-            if status is Status.OK:
-                slot = tiers.host.slot_of(key)  # It may have been stored in the meantime.
-                if slot is None:
-                    slot = promotion.slot
-                    tiers.announce(tiers.host, slot, key, promotion.content)
-                for waiter in promotion.waiters:
-                    tiers.host.pins.hold(slot)
-                    waiter.promoted(key, slot)
-                tiers.records[promotion.tier].touch(key)
-                self._on_promoted(key, slot, promotion.content)
-            else:
+        tiers, blocks, new = self._tiers, list[TierBlock](), list[TierBlock]()
+        waiters = list[tuple[RecordWaiter, TierBlock]]()
+        settled = [
+            (promotion, status)
+            for promotion, status in zip(self._read[job.number], statuses, strict=True)
+            if not promotion.is_cancelled
+        ]
+        for promotion, status in settled:
+            if status is not Status.OK:
                 self._spoil(promotion, status)
                 self._fail(promotion, status)
-            self._end(promotion)
+                continue
+            known = tiers.host.slot_of(promotion.key)  # It may have been stored in the meantime.
+            block = TierBlock(known or promotion.slot, promotion.key, promotion.content)
+            blocks.append(block)
+            if known is None:
+                new.append(block)
+            waiters += [(waiter, block) for waiter in promotion.waiters]
+        tiers.announce(tiers.host, new)
+        tiers.host.pins.hold(*[block.slot for _, block in waiters])
+        for waiter, block in waiters:
+            waiter.promoted(block.key, block.slot)
+        self._on_promoted(blocks)
+        self._end([promotion for promotion, _ in settled], job.tier)
 
     def _spoil(self, promotion: _Promotion, status: Status) -> None:
         if status not in _SPOILT or not self._tiers.records[promotion.tier].forget(promotion.key):
@@ -136,10 +137,11 @@ class Promotions:
             waiter.not_promoted(promotion.key, promotion.tier, status)
         promotion.waiters = []
 
-    def _end(self, promotion: _Promotion) -> None:
-        """Forget a promotion; its slot is pinned until its job is over."""
-        del self._promotions[promotion.key]
-        self._tiers.records[promotion.tier].pins.free(promotion.record)
+    def _end(self, promotions: Sequence[_Promotion], tier: str) -> None:
+        """Forget promotions from a tier; their slots are pinned until their jobs are over."""
+        for promotion in promotions:
+            del self._promotions[promotion.key]
+        self._tiers.records[tier].pins.free(*[promotion.record for promotion in promotions])
 
     def over(self, job: Job) -> None:
         """Free the slots of a job."""
@@ -152,7 +154,7 @@ class Promotions:
         if promotion is not None:
             promotion.is_cancelled = True
             self._fail(promotion, Status.MISS)
-            self._end(promotion)
+            self._end([promotion], promotion.tier)
 
     @property
     def num_queued(self) -> int:

@@ -8,20 +8,22 @@ Invariant: a device block is held from the step in which it became findable unti
 any more. A slot is findable only after every rank has copied the block.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvbraid.cache import Findable, KeptState
 from kvbraid.errors import UnknownError
 from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import Content
+from kvbraid.transfer.offload.announcing import Content, TierBlock
 from kvbraid.transfer.offload.counts import Drop
 from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
+
+_HashAt: TypeAlias = Callable[[int], bytes]
+"""The hash of the first tokens of a request."""
 
 _NO_SLOT: Final = BlockId(0)
 
@@ -32,7 +34,6 @@ class _Store:
     block: BlockId
     step: int
     content: Content
-    is_tail: bool
     slot: BlockId = _NO_SLOT
     is_cancelled: bool = False
 
@@ -40,12 +41,10 @@ class _Store:
 class Stores:
     """The device blocks that are stored, or will be.
 
-    `on_stored` is told of each block that became findable and that host memory has.
+    `on_stored` is told of blocks that became findable, and that host memory has.
     """
 
-    def __init__(
-        self, tiers: TierState, on_stored: Callable[[BlockKey, BlockId, Content], None]
-    ) -> None:
+    def __init__(self, tiers: TierState, on_stored: Callable[[Sequence[TierBlock]], None]) -> None:
         self._tiers: Final = tiers
         self._on_stored: Final = on_stored
         half = max(1, tiers.cache.config.num_blocks // 2)
@@ -61,38 +60,46 @@ class Stores:
 
     # What is stored.
 
-    def take_findable(
-        self, step: int, states: Sequence[KeptState], tails: Sequence[KeptState] = ()
-    ) -> None:
-        """Hold what became findable, and what keeps states, until the step has run.
+    def take_findable(self, step: int, states: Sequence[KeptState]) -> None:
+        """Hold what became findable, and what keeps states, until the step has run."""
+        tiers = self._tiers
+        listed = [*tiers.cache.tiers.take_findable(), *self._found(states)]
+        found = [(BlockKey(each.block_hash, each.group), each) for each in listed]
+        missing = {*tiers.host.lacks(key for key, _ in found)}
+        new = [pair for pair in found if pair[0] in missing]
+        keys = [key for key, _ in found if key not in missing]
+        unwritten = {key for index in tiers.records.values() for key in index.lacks(keys)}
+        lacked = [pair for pair in found if pair[0] in unwritten]
+        hashes = self._hashes([each for _, each in (*new, *lacked)])
+        self._add(new, step, hashes)
+        self._on_stored(
+            [
+                TierBlock(tiers.host.slot_of(key) or _NO_SLOT, key, self._content(each, hashes))
+                for key, each in lacked
+            ]
+        )
+        tiers.host.touch(keys)
 
-        `states` are those of `CacheManager.take_work`, `tails` those of `take_state_tails`, which
-        no hash finds yet.
-        """
-        found = self._tiers.cache.tiers.take_findable()
+    def _found(self, states: Sequence[KeptState]) -> Iterator[Findable]:
+        """Yield states with the hashes that find them. Some may have left since they were told."""
+        infos = self._tiers.cache.pool.describe([state.block_id for state in states])
+        for (request, group, block, num_tokens), info in zip(states, infos, strict=True):
+            if info.block_hash and (info.group, info.num_tokens) == (group, num_tokens):
+                yield Findable(group, block, info.block_hash, num_tokens, request)
+            else:
+                self._tiers.drop(self._tiers.host.name, Drop.NOT_FOUND)
+
+    def _hashes(self, blocks: Iterable[Findable]) -> dict[int, _HashAt]:
+        """Return the hashes of each request, from the one before its first block on."""
         sizes = [group.block_size for group in self._tiers.topology.groups]
         starts: dict[int, int] = {}
-        listed: Sequence[Findable | KeptState] = [*found, *states, *tails]
-        for each in listed:
+        for each in blocks:
             start, request = each.num_tokens - sizes[each.group], each.request
             if start < starts.get(request, start + 1):
                 starts[request] = start
-        hashes = {request: self._hashes(request, start) for request, start in starts.items()}
-        had, num_before = [], len(self._stores)
-        for each in found:
-            key = BlockKey(each.block_hash, each.group)
-            if not self._add(key, each, step, hashes[each.request]):
-                had.append(key)
-        for state in (*states, *tails):
-            hash_at = hashes[state.request]
-            key = BlockKey(hash_at(state.num_tokens), state.group)
-            if not self._add(key, state, step, hash_at, is_tail=state in tails):
-                had.append(key)
-        self._tiers.host.touch(*had)
-        added = islice(self._stores.values(), num_before, None)
-        self._tiers.device.hold(*[store.block for store in added])
+        return {request: self._hashes_from(request, start) for request, start in starts.items()}
 
-    def _hashes(self, request: int, num_tokens: int) -> Callable[[int], bytes]:
+    def _hashes_from(self, request: int, num_tokens: int) -> _HashAt:
         start = max(num_tokens // self._tiers.unit - 1, 0)
         try:
             hashes = self._tiers.cache.tiers.block_hashes(request, start)
@@ -101,33 +108,28 @@ class Stores:
             hashes = []
         return lambda num_tokens: hashes[num_tokens // self._tiers.unit - 1 - start]
 
-    def _content(self, each: Findable | KeptState, hash_at: Callable[[int], bytes]) -> Content:
-        requests = self._tiers.requests
+    def _content(self, each: Findable, hashes: Mapping[int, _HashAt]) -> Content:
+        hash_at, requests = hashes[each.request], self._tiers.requests
         return requests.content(each.request, each.group, each.num_tokens, hash_at)
 
     def _add(
         self,
-        key: BlockKey,
-        each: Findable | KeptState,
+        new: Iterable[tuple[BlockKey, Findable]],
         step: int,
-        hash_at: Callable[[int], bytes],
-        *,
-        is_tail: bool = False,
-    ) -> bool:
-        """Let a block wait, which the caller holds, or drop it; False if host memory has it."""
-        tiers = self._tiers
-        if (slot := tiers.host.slot_of(key)) is not None:
-            if not all(key in index for index in tiers.records.values()):
-                self._on_stored(key, slot, self._content(each, hash_at))
-            return False
-        if key in self._stores:
-            pass
-        elif len(self._stores) >= self._most:
-            tiers.drop(tiers.host.name, Drop.STORES_FULL)
-        else:
-            content = self._content(each, hash_at)
-            self._stores[key] = _Store(key, each.block_id, step, content, is_tail)
-        return True
+        hashes: Mapping[int, _HashAt],
+    ) -> None:
+        """Let blocks wait, as many as may, and hold them."""
+        blocks = []
+        for key, each in new:
+            if key in self._stores:
+                continue
+            if len(self._stores) >= self._most:
+                self._tiers.drop(self._tiers.host.name, Drop.STORES_FULL)
+                continue
+            content = self._content(each, hashes)
+            self._stores[key] = _Store(key, each.block_id, step, content)
+            blocks.append(each.block_id)
+        self._tiers.device.hold(*blocks)
 
     def step_ended(self, step: int) -> None:
         """Let blocks be copied that this step, or one before it, has written."""
@@ -139,15 +141,18 @@ class Stores:
         for store in list(self._stores.values()):
             if store.slot or store.step > self._last_ended:
                 continue
-            if not (store.is_tail or self._is_found(store)):
+            if not self._is_found(store):
                 self._leave(store, Drop.NOT_FOUND)
             elif store.key in tiers.host:  # Read from a tier in the meantime.
                 self._leave(store)
-            elif (slot := tiers.take_slot()) is None:
-                self._leave(store, Drop.NO_SLOT)
             else:
-                store.slot = slot
                 ready.append(store)
+        slots = tiers.take_slots(len(ready))
+        for store in ready[len(slots) :]:
+            self._leave(store, Drop.NO_SLOT)
+        del ready[len(slots) :]
+        for store, slot in zip(ready, slots, strict=True):
+            store.slot = slot
         items = [Item(store.key.group, store.block, store.slot) for store in ready]
         for job in tiers.chunked(Kind.STORE, items, self):
             self._copied[job.number] = ready[: len(job.items)]
@@ -171,6 +176,7 @@ class Stores:
 
     def settled(self, job: Job, statuses: Sequence[Status]) -> None:
         """Announce what every rank has copied."""
+        stored = []
         for store, status in zip(self._copied[job.number], statuses, strict=True):
             if store.is_cancelled:
                 continue
@@ -178,9 +184,10 @@ class Stores:
             if status is not Status.OK:
                 self._tiers.drop(self._tiers.host.name, Drop.FAILED)
             elif store.key not in self._tiers.host:
-                self._tiers.announce(self._tiers.host, store.slot, store.key, store.content)
+                stored.append(TierBlock(store.slot, store.key, store.content))
                 self._tiers.origins.note(store.key, store.block)
-                self._on_stored(store.key, store.slot, store.content)
+        self._tiers.announce(self._tiers.host, stored)
+        self._on_stored(stored)
 
     def over(self, job: Job) -> None:
         """Free the blocks and the slots of a job."""

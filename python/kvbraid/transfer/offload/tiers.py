@@ -10,9 +10,10 @@ from kvbraid.cache import CacheManager
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.recovery.decision.policy import Cooldowns
+from kvbraid.resume import hash_block_size
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import Announcer, Content, KnownRequests
+from kvbraid.transfer.offload.announcing import Announcer, KnownRequests, TierBlock
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import Pins, TierIndex
 from kvbraid.transfer.offload.options import OffloadOptions, RecordTier
@@ -58,7 +59,7 @@ class TierState:
         self.origins: Final = Origins(options.max_origins, self.counts)
         self.is_written: Callable[[BlockKey], bool] = lambda _: False
         self.requests: Final = KnownRequests(topology, options.max_known_requests)
-        self.unit: Final = topology.hash_block_size or topology.groups[0].block_size
+        self.unit: Final = hash_block_size(topology)
         self.clock: Callable[[], float] = lambda: self.num_steps
         self.num_steps = 0
         failures, rest = options.failures_before_rest, options.rest
@@ -77,14 +78,13 @@ class TierState:
         """Count a block that is not stored, or no longer had."""
         self.counts.drops[tier, why] += 1
 
-    def take_slot(self) -> BlockId | None:
-        """Take a host slot, whatever it holds; None if all are pinned."""
-        taken = self.host.take()
-        if taken is None:
-            return None
-        if taken.evicted is not None:
-            self.gone(self.host, taken.evicted, Drop.EVICTED)
-        return taken.slot
+    def take_slots(self, count: int) -> list[BlockId]:
+        """Take host slots, whatever they hold; fewer if the others are pinned."""
+        taken = self.host.take(count)
+        for _, evicted in taken:
+            if evicted is not None:
+                self.gone(self.host, evicted, Drop.EVICTED)
+        return [slot for slot, _ in taken]
 
     def gone(self, index: TierIndex, key: BlockKey, why: Drop) -> None:
         """Count a block that a tier lacks now."""
@@ -93,11 +93,15 @@ class TierState:
 
     def forget_origin(self, key: BlockKey) -> None:
         """Forget where a block came from if no tier has it, or will."""
-        others = (self.host, *self.records.values())
-        if not any(key in other for other in others) and not self.is_written(key):
-            self.origins.forget(key)
+        if key in self.host or self.is_written(key):
+            return
+        for index in self.records.values():
+            if key in index:
+                return
+        self.origins.forget(key)
 
-    def announce(self, index: TierIndex, slot: BlockId, key: BlockKey, content: Content) -> None:
-        """Make a block findable in a tier, and say so."""
-        index.add(slot, key, content.num_tokens)
-        self.announcer.stored(index, key, content)
+    def announce(self, index: TierIndex, blocks: Sequence[TierBlock]) -> None:
+        """Make blocks findable in a tier, and say so."""
+        for slot, key, content in blocks:
+            index.add(slot, key, content.num_tokens)
+        self.announcer.stored(index, blocks)

@@ -4,18 +4,19 @@ Every block that host memory has is written to every tier that lacks it, in the 
 
 Invariant: a slot is pinned from the moment in which its block is queued until no rank reads it any
 more. A record is findable only after every rank has written it. While a record is being dropped,
-its key is neither written nor read.
+its key is neither written nor read. A block that waits for room in the queue has no pin, and is
+written if host memory still has it then. Of these there are never more than slots.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Item, Job, Kind
 from kvbraid.transfer.keys import BlockKey
-from kvbraid.transfer.offload.announcing import UNKNOWN, Content
+from kvbraid.transfer.offload.announcing import UNKNOWN, Content, TierBlock
 from kvbraid.transfer.offload.counts import Drop
 from kvbraid.transfer.offload.index import TierIndex
 from kvbraid.transfer.offload.tiers import TierState
@@ -38,8 +39,9 @@ class RecordWrites:
     def __init__(self, tiers: TierState, index: TierIndex) -> None:
         self._tiers: Final = tiers
         self._index: Final = index
-        quarter = max(1, (tiers.host.pool.num_blocks - 1) // 4)
-        self._most: Final = min(tiers.options.max_pending_writes, quarter)
+        self._num_slots: Final = tiers.host.pool.num_blocks - 1
+        self._most: Final = min(tiers.options.max_pending_writes, max(1, self._num_slots // 4))
+        self._waiting: Final[OrderedDict[BlockKey, Content]] = OrderedDict()
         self._queue: Final[deque[_Write]] = deque()
         self._writes: Final[dict[BlockKey, _Write]] = {}  # Queued, or being written.
         self._written: Final[dict[int, list[_Write]]] = {}  # By job.
@@ -50,22 +52,39 @@ class RecordWrites:
         """Whether a record will be there."""
         return key in self._writes
 
-    def add(self, key: BlockKey, slot: BlockId, content: Content) -> None:
-        """Queue the write of a block, unless the tier has it or takes none."""
-        tiers, name = self._tiers, self._index.name
-        if key in self._index or key in self._writes or key in self._dropping:
-            return
-        if tiers.write_rest.is_cooling(name, tiers.clock()):
-            tiers.drop(name, Drop.RESTING)
-        elif len(self._writes) >= self._most:
-            tiers.drop(name, Drop.WRITES_FULL)
-        else:
-            tiers.host.pins.hold(slot)
-            self._writes[key] = write = _Write(key, slot, content)
-            self._queue.append(write)
+    def add(self, blocks: Iterable[TierBlock]) -> None:
+        """Let blocks that host memory has be written, unless the tier has them or rests."""
+        for _, key, content in blocks:
+            if not self._is_known(key):
+                self._waiting.setdefault(key, content)
+        self._queue_waiting()
+        while len(self._waiting) > self._num_slots:
+            self._waiting.popitem(last=False)
+            self._tiers.drop(self._index.name, Drop.WRITES_FULL)
+
+    def _is_known(self, key: BlockKey) -> bool:
+        return key in self._index or key in self._writes or key in self._dropping
+
+    def _queue_waiting(self) -> None:
+        """Queue what has waited longest, as far as there is room."""
+        tiers, name, slots = self._tiers, self._index.name, list[BlockId]()
+        is_resting = tiers.write_rest.is_cooling(name, tiers.clock())
+        while self._waiting and len(self._writes) < self._most:
+            key, content = self._waiting.popitem(last=False)
+            slot = tiers.host.slot_of(key)
+            if slot is None:
+                tiers.drop(name, Drop.WRITES_FULL)
+            elif is_resting:
+                tiers.drop(name, Drop.RESTING)
+            elif not self._is_known(key):
+                slots.append(slot)
+                self._writes[key] = write = _Write(key, slot, content)
+                self._queue.append(write)
+        tiers.host.pins.hold(*slots)
 
     def take_jobs(self) -> Iterator[Job]:
         """Yield what can begin."""
+        self._queue_waiting()
         if not self._tiers.write_rest.is_cooling(self._index.name, self._tiers.clock()):
             items = [Item(key.group, _NO_BLOCK, _NO_BLOCK, key) for key in self._to_drop]
             self._to_drop.clear()
@@ -87,7 +106,8 @@ class RecordWrites:
         if job.kind is Kind.DROP:
             self._dropped(job, statuses)
             return
-        for write, status in zip(self._written[job.number], statuses, strict=True):
+        writes = self._written[job.number]
+        for write, status in zip(writes, statuses, strict=True):
             if not write.is_bad:
                 del self._writes[write.key]
             if status is Status.OK:
@@ -97,9 +117,11 @@ class RecordWrites:
                 tiers.drop(name, Drop.FAILED)
             # Some rank may have written its part, and a call that hangs may still do so.
             write.is_bad |= status is not Status.OK
-            if not write.is_bad and not self._keep(write.key, write.content):
-                write.is_bad = True
-                tiers.drop(name, Drop.NO_SLOT)
+        good = [write for write in writes if not write.is_bad]
+        for write in good[self._keep([(write.key, write.content) for write in good]) :]:
+            write.is_bad = True
+            tiers.drop(name, Drop.NO_SLOT)
+        for write in writes:
             if write.is_bad:
                 self._dropping.add(write.key)
                 tiers.forget_origin(write.key)
@@ -124,24 +146,26 @@ class RecordWrites:
 
     def opened(self, key: BlockKey) -> None:
         """Take in a record that the tier has without having been told to."""
-        is_known = key in self._index or key in self._writes or key in self._dropping
-        if not is_known and not self._keep(key, UNKNOWN):
+        if not self._is_known(key) and not self._keep([(key, UNKNOWN)]):
             self.discard(key)
 
-    def _keep(self, key: BlockKey, content: Content) -> bool:
-        """Make a record findable, and drop the one that was used longest ago if there is no room.
+    def _keep(self, records: Sequence[tuple[BlockKey, Content]]) -> int:
+        """Make records findable, and drop those that were used longest ago if there is no room.
 
-        Returns False if all are in use.
+        Returns how many of the first: fewer than all if no other place is free.
         """
-        taken = self._index.take()
-        if taken is None:
-            return False
-        if taken.evicted is not None:
-            self._tiers.gone(self._index, taken.evicted, Drop.EVICTED)
-            self.discard(taken.evicted)
-        self._tiers.announce(self._index, taken.slot, key, content)
-        self._index.pins.free(taken.slot)
-        return True
+        num_kept = 0
+        while taken := self._index.take(len(records) - num_kept):
+            for _, evicted in taken:
+                if evicted is not None:
+                    self._tiers.gone(self._index, evicted, Drop.EVICTED)
+                    self.discard(evicted)
+            kept = zip(taken, records[num_kept:], strict=False)
+            blocks = [TierBlock(slot, key, content) for (slot, _), (key, content) in kept]
+            self._tiers.announce(self._index, blocks)
+            self._index.pins.free(*[slot for slot, _ in taken])
+            num_kept += len(taken)
+        return num_kept
 
     def discard(self, key: BlockKey) -> None:
         """Have a record dropped that is not findable."""
@@ -152,6 +176,7 @@ class RecordWrites:
     def retract(self, key: BlockKey) -> bool:
         """Make sure that a block is never read from here; return whether it could have been."""
         is_found, write = self._index.forget(key), self._writes.pop(key, None)
+        self._waiting.pop(key, None)
         if is_found:
             self.discard(key)
         if write is not None:
@@ -160,6 +185,7 @@ class RecordWrites:
 
     def close(self) -> None:
         """Write nothing more; what is being written is pinned until it is over."""
+        self._waiting.clear()
         for key in list(self._writes):
             self._cancel(self._writes.pop(key))
 
@@ -175,7 +201,7 @@ class RecordWrites:
     @property
     def num_queued(self) -> int:
         """Writes that are in no job yet."""
-        return len(self._queue)
+        return len(self._queue) + len(self._waiting)
 
     def slots(self) -> list[BlockId]:
         """Return the host slots that are pinned for writes."""
@@ -184,6 +210,7 @@ class RecordWrites:
 
     def check_integrity(self) -> None:
         """Assert the invariant of this tier."""
+        assert len(self._waiting) <= self._num_slots, "more blocks wait than there are slots"
         assert not any(key in self._index for key in self._dropping), "a record that goes is found"
         assert not any(key in self._index for key in self._writes), "a record is written twice"
         assert {*self._to_drop} <= self._dropping, "a queued drop is not known"

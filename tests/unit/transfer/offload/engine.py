@@ -8,7 +8,7 @@ from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.ids import BlockId
 from kvbraid.loads import LoadReport, Target
 from kvbraid.recovery.ledger.loading import targets_of
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 from kvbraid.transfer.jobs import Item, Job, JobResult
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import Again, Found, OffloadManager, OffloadOptions
@@ -19,7 +19,10 @@ from tests.reference.memory_worker import MemoryWorker
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4)
 WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4, window=8)
 STATE = GroupSpec(kind=SpecKind.MAMBA, block_size=4)
+LONG_STATE = GroupSpec(kind=SpecKind.MAMBA, block_size=8)
 HYBRID = Topology(groups=(FULL, WINDOW))
+PARTIAL = Topology(groups=(FULL, LONG_STATE), alignment=8, hash_block_size=4, partial_hits=True)
+"""The states at prompts' ends are kept, also inside their blocks."""
 
 Fails = Callable[[Job, Item, int], Status]
 """What becomes of an item at a rank."""
@@ -41,6 +44,7 @@ class Engine:
     num_ranks: int = 1
     options: OffloadOptions = field(default_factory=OffloadOptions)
     retention: Retention | None = None
+    dialect: EngineDialect = EngineDialect.PURE
 
     def __post_init__(self) -> None:
         self.workers = [
@@ -62,6 +66,7 @@ class Engine:
             events=True,
             findable=True,
             retention=self.retention or Dense(),
+            dialect=self.dialect,
         )
         self.cache = CacheManager(config)
         self.start()
@@ -81,34 +86,48 @@ class Engine:
     def compute(
         self, tokens: Sequence[int], *, extra: ExtraKeys = NO_EXTRA_KEYS, to_end: bool = True
     ) -> int:
-        """Compute a prompt in a step of its own, without any hit; return its request."""
+        """Compute a prompt in steps of its own, without any hit; return its request."""
         request = self.cache.add(tokens, extra=extra)
         self.manager.lookup(request, tokens, extra=extra)
         self.compute_known(request, tokens, to_end=to_end)
         return request
 
     def compute_known(self, request: int, tokens: Sequence[int], *, to_end: bool = True) -> None:
-        """Compute a prompt that the cache knows."""
+        """Compute a prompt that the cache knows: in one step, or as its states ask for."""
+        while left := len(tokens) - self.cache.num_computed_tokens(request):
+            self.compute_part(request, self.cache.plan_chunk(request, left), to_end=to_end)
+
+    def compute_part(self, request: int, num_tokens: int, *, to_end: bool = True) -> None:
+        """Compute some tokens of a request in a step."""
         self.cache.start_step()
-        assert self.cache.allocate([Need(request=request, num_new_tokens=len(tokens))]).num_fit
-        self.write(request)
-        self.step(to_end=to_end)
+        assert self.cache.allocate([Need(request=request, num_new_tokens=num_tokens)]).num_fit
+        self.step(request, to_end=to_end)
 
     def write(self, request: int) -> None:
-        """Write every block of a request that a hash finds."""
+        """Write every block of a request: with its key, or with what has none yet."""
         keys = {}
         for (group, digest), blocks in self.cache.debug.cached().items():
             keys.update(dict.fromkeys(blocks, BlockKey(digest, group)))
         for table in self.cache.blocks(request):
-            for block in filter(keys.get, table):
+            for block in filter(None, table):
                 for rank, worker in enumerate(self.workers):
-                    worker.device[block] = content_of(keys[block], rank)
+                    known = keys.get(block)
+                    worker.device[block] = content_of(known, rank) if known else b"unfinished"
 
-    def step(self, *, to_end: bool = True) -> int:
-        """Schedule a step that runs at once, and its jobs; return its number."""
+    def step(self, request: int | None = None, *, to_end: bool = True) -> int:
+        """Schedule a step that runs at once, and its jobs; return its number.
+
+        It computes a request, or nothing.
+        """
         number, self.num_steps = self.num_steps, self.num_steps + 1
-        self.manager.end_schedule(number, self.cache.take_work().kept_states)
+        work = self.cache.take_work()
+        self.manager.end_schedule(number, work.kept_states)
         self.take_jobs()
+        for source, target in work.copies:
+            for worker in self.workers:
+                worker.device[target] = worker.device[source]
+        if request is not None:
+            self.write(request)
         self.manager.step_ended(number)
         if to_end:
             self.run()

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from kvbraid.events.model import BlockStored
+from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import ExtraKeys, Lora, MediaItem
-from kvbraid.spec import Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import OffloadOptions
 
@@ -29,6 +29,17 @@ def test_a_store_says_its_tokens_and_what_comes_before() -> None:
     engine.compute(range(14))
     (event, _) = stored(engine)
     assert (event.parent_block_hash, event.token_ids) == (hashes[1], (8, 9, 10, 11))
+
+
+def test_groups_with_blocks_of_several_sizes_say_what_comes_before() -> None:
+    """Hashes are as far apart as the greatest common divisor says, if nothing else does."""
+    long = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=8)
+    engine = Engine(topology=Topology(groups=(long, WINDOW)))
+    request = engine.compute(range(18))
+    hashes = [int.from_bytes(h[-8:], "big") for h in engine.cache.tiers.block_hashes(request)]
+    events = stored(engine)
+    assert [list(event.block_hashes) for event in events] == [hashes[1::2], hashes]
+    assert [event.parent_block_hash for event in events] == [None, None]
 
 
 def test_a_window_says_how_long_it_is() -> None:
@@ -71,8 +82,11 @@ def test_a_tier_announces_at_the_start_what_it_has() -> None:
     records = list(engine.workers[0].records["disk"])
     assert len(records) == 3
     engine.start()
+    had_news = [engine.manager.has_news]
     engine.manager.opened("disk", records)
+    had_news.append(engine.manager.has_news)
     events = stored(engine)
+    assert [*had_news, engine.manager.has_news] == [False, True, False]
     assert [event.block_size for event in events] == [0, 0, 0]
     assert {event.medium for event in events} == {"STORAGE"}
 
@@ -108,3 +122,22 @@ def test_events_replayed_give_what_tiers_have() -> None:
                 counts[event.medium, block_hash] += 1 if isinstance(event, BlockStored) else -1
     held = sum(engine.manager.num_blocks().values())
     assert (sum(counts.values()), min(counts.values())) == (held, 0)
+
+
+def test_removals_of_a_group_in_a_row_are_one_event() -> None:
+    engine = Engine(host_slots=4)
+    engine.compute(PROMPT)
+    short = {
+        group: [
+            int.from_bytes(key.block_hash[-8:], "big")
+            for key in engine.manager.contents()["host"]
+            if key.group == group
+        ][::-1]  # What ends the longest prefix goes first.
+        for group in (0, 1)
+    }
+    engine.manager.take_events()
+    engine.evict()
+    engine.compute(range(20, 30))
+    removed = [e for e in engine.manager.take_events() if isinstance(e, BlockRemoved)]
+    assert [event.medium for event in removed] == ["CPU", "CPU"]
+    assert {event.group_idx: [*event.block_hashes] for event in removed} == short

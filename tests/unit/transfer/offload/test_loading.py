@@ -1,13 +1,16 @@
 """What can be loaded, from where, and what ranks say of it."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
+from kvbraid.cache import Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Cause, Record, Target
-from kvbraid.spec import Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 from kvbraid.transfer.jobs import Item, Job, JobResult, Kind
+from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import Again, Drop, Found, OffloadOptions
 from kvbraid.transfer.status import Status
 
@@ -79,6 +82,61 @@ def test_a_look_up_that_may_wait_asks_to_be_asked_again_until_records_are_verifi
     found = engine.manager.lookup(engine.request)
     assert isinstance(found, Found)
     assert (found.num_tokens, found.tier) == (16, "host")
+
+
+def test_what_the_pool_has_lost_while_a_look_up_waited_is_read_as_well() -> None:
+    engine = restarted()
+    request = engine.compute(PROMPT)
+    *_, last = engine.cache.blocks(request)[0][:4]
+    engine.release(request)
+    engine.cache.pool.forget([last])
+    for key in engine.manager.contents()["host"]:
+        engine.manager.drop(Record("host", key.to_bytes()))
+    assert engine.look_up(PROMPT, may_wait=True) is Again.ASK_AGAIN
+    assert engine.manager.counts.num_pending[Kind.PROMOTE] == 1
+    engine.evict()  # The rest of it was in the pool.
+    engine.run()
+    assert engine.manager.lookup(engine.request) is Again.ASK_AGAIN
+    assert engine.manager.counts.num_pending[Kind.PROMOTE] == 5
+    engine.run()
+    found = engine.manager.lookup(engine.request)
+    assert isinstance(found, Found)
+    assert (found.num_tokens, {source.tier for source in found.sources}) == (16, {"host"})
+    targets = engine.begin(found)
+    engine.run()
+    assert bytes_of(engine, targets) == [content_of(s.key, 0) for s in found.sources]
+    engine.check_idle()
+
+
+def test_what_the_pool_has_got_while_a_look_up_waited_is_not_loaded() -> None:
+    engine = restarted()
+    assert engine.look_up(PROMPT, may_wait=True) is Again.ASK_AGAIN
+    waits = engine.request
+    engine.compute(PROMPT[:13], to_end=False)
+    engine.run()
+    found = engine.manager.lookup(waits)
+    assert isinstance(found, Found)
+    assert [(s.group, s.position, s.tier) for s in found.sources] == [
+        (0, 3, "host"),
+        (1, 3, "host"),
+    ]
+    assert (found.num_pool_tokens, found.num_tokens) == (12, 16)
+    targets = engine.begin(found)
+    engine.run()
+    assert bytes_of(engine, targets) == [content_of(s.key, 0) for s in found.sources]
+
+
+def test_nobody_waits_for_records_of_what_the_pool_has_got() -> None:
+    engine = restarted()
+    assert engine.look_up(PROMPT, may_wait=True) is Again.ASK_AGAIN
+    waits, jobs = engine.request, engine.manager.take_jobs()
+    other = engine.compute(PROMPT, to_end=False)
+    assert engine.manager.lookup(waits) is None
+    engine.release(other)
+    for job in jobs:
+        engine.end_now(job)
+    engine.run()
+    engine.check_idle()
 
 
 def test_after_its_deadline_it_gets_what_host_memory_has() -> None:
@@ -265,17 +323,68 @@ def test_an_offer_without_a_load_is_withdrawn() -> None:
     engine.check_idle()
 
 
-def test_an_offer_that_pins_blocks_of_the_pool_is_not_made_twice_in_a_row() -> None:
-    engine = Engine()
+def with_a_gap(engine: Engine) -> BlockId:
+    """Let the pool lack one block of a prompt that host memory has; return the one after it."""
     request = engine.compute(PROMPT)
-    lost = engine.cache.blocks(request)[0][1]
+    _, lost, after, *_ = engine.cache.blocks(request)[0]
     engine.release(request)
     engine.cache.pool.forget([lost])
+    return after
+
+
+def test_an_offer_that_did_not_fit_is_made_again_at_once_from_host_memory() -> None:
+    engine = Engine()
+    with_a_gap(engine)
+    answers = [engine.look_up(PROMPT)]
+    for _ in range(2):
+        engine.manager.end_schedule(None)
+        answers.append(engine.manager.lookup(engine.request, may_wait=False))
+    found = [answer for answer in answers if isinstance(answer, Found)]
+    tiers = [[source.tier for source in each.sources] for each in found]
+    assert tiers == [["host", "", "", "", ""], ["host"] * 5, ["host", "", "", "", ""]]
+    assert [each.num_tokens for each in found] == [16] * 3
+    engine.begin(found[-1])
+    engine.run()
+    engine.check_idle()
+
+
+def test_an_offer_is_not_made_again_at_once_if_host_memory_lacks_what_the_pool_has() -> None:
+    engine = Engine(tiers=DISK)
+    (info,) = engine.cache.pool.describe([with_a_gap(engine)])
+    assert info.block_hash
+    engine.manager.drop(Record("host", BlockKey(info.block_hash, 0).to_bytes()))
     answers = [engine.look_up(PROMPT)]
     for _ in range(2):
         engine.manager.end_schedule(None)
         answers.append(engine.manager.lookup(engine.request, may_wait=False))
     assert [isinstance(answer, Found) for answer in answers] == [True, False, True]
+
+
+def test_what_fits_without_copies_is_loaded_and_not_computed() -> None:
+    engine = Engine(topology=Topology(groups=(FULL,)), num_blocks=9)
+    with_a_gap(engine)
+    found = engine.look_up(PROMPT)
+    assert isinstance(found, Found)
+    other = engine.cache.add(range(50, 66))  # It takes four blocks, and two are pinned.
+    engine.cache.start_step()
+    assert engine.cache.allocate([Need(request=other, num_new_tokens=16)]).num_fit
+    engine.write(other)
+    needed = engine.cache.blocks_needed(
+        Need(
+            request=found.request,
+            num_new_tokens=0,
+            match=found.match,
+            num_external_tokens=found.num_external_tokens,
+            delay_commit=True,
+        )
+    )
+    assert needed > engine.cache.pool.num_free
+    engine.manager.end_schedule(None)
+    found = engine.manager.lookup(found.request)
+    assert isinstance(found, Found)
+    targets = engine.begin(found)
+    engine.run()
+    assert bytes_of(engine, targets) == [content_of(s.key, 0) for s in found.sources]
 
 
 def test_refused_and_resting_tiers_are_left_out() -> None:
@@ -290,6 +399,25 @@ def test_refused_and_resting_tiers_are_left_out() -> None:
         engine.manager.end_schedule(None)
     assert isinstance(lookup(request, may_wait=False), Found)
     assert lookup(request, refused=["host"], may_wait=False) is None  # All comes through it.
+
+
+def test_nothing_is_offered_where_nothing_can_be_loaded_though_the_rule_finds_more() -> None:
+    """vLLM finds less than the rule in its pool: before a window of one token it wants a block,
+    and of a draft head's group one that lies too far."""
+    window = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4, window=1)
+    engine = Engine(topology=Topology(groups=(window,)), dialect=EngineDialect.VLLM)
+    request = engine.cache.add(PROMPT)
+    assert engine.cache.match(request).num_tokens == 0
+    assert engine.manager.match_over(request).num_tokens == 16
+    assert engine.manager.lookup(request) is None
+    draft = replace(FULL, eagle=True)
+    engine = Engine(topology=Topology(groups=(FULL, draft)), dialect=EngineDialect.VLLM)
+    first = engine.compute(PROMPT)
+    engine.cache.pool.forget([engine.cache.blocks(first)[0][2]])
+    request = engine.cache.add(PROMPT)
+    match, over = engine.cache.match(request), engine.manager.match_over(request, ["host"])
+    assert match.num_tokens < over.num_tokens
+    assert engine.manager.lookup(request, refused=["host"]) is None
 
 
 def test_a_request_that_is_forgotten_waits_for_nothing() -> None:

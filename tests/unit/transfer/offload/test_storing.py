@@ -1,16 +1,25 @@
 """What is stored, when, and what becomes of it."""
 
 import pytest
-from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.cache import CacheConfig, CacheManager, KeptState, Need
 from kvbraid.errors import InvalidValueError
+from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.spec import Topology
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.offload import Drop, OffloadManager, OffloadOptions
 from kvbraid.transfer.status import Status
 
-from tests.unit.transfer.offload.engine import FULL, HYBRID, STATE, Engine, failing
+from tests.unit.transfer.offload.engine import (
+    FULL,
+    HYBRID,
+    PARTIAL,
+    STATE,
+    Engine,
+    failing,
+)
 
 PROMPT = range(10)  # Two whole blocks in each of two groups.
+DISK = [("disk", 50)]
 
 
 def test_what_became_findable_is_stored_when_its_step_has_run() -> None:
@@ -34,6 +43,51 @@ def test_a_state_that_the_cache_keeps_is_stored() -> None:
     engine = Engine(topology=Topology(groups=(FULL, STATE)))
     engine.compute(range(8))
     assert {key.group for key in engine.manager.contents()["host"]} == {0, 1}
+
+
+def test_a_state_inside_a_block_at_a_prompts_end_is_found_again() -> None:
+    """Its request goes on in the block, so the cache keeps a copy, and the copy is stored."""
+    engine = Engine(topology=PARTIAL)
+    prompt = range(15)  # Its last boundary is 12, inside the second block of states.
+    request = engine.compute(prompt)
+    assert engine.cache.match(engine.cache.add(prompt)).num_tokens == 12
+    engine.release(request)
+    engine.evict()
+    num_tokens, (report,) = engine.load(prompt)
+    assert (num_tokens, bool(report.failures)) == (12, False)
+
+
+def begun_at_its_last_boundary(engine: Engine) -> tuple[int, list[KeptState]]:
+    """A request that has computed 12 of 15 tokens and nothing after that, and its state."""
+    request = engine.cache.add(range(15))
+    for num_tokens in (8, 4):
+        engine.compute_part(request, num_tokens)
+    return request, engine.cache.take_state_tails(request)
+
+
+def test_a_state_of_a_request_that_ends_right_there_is_stored() -> None:
+    engine = Engine(topology=PARTIAL)
+    request, tails = begun_at_its_last_boundary(engine)
+    engine.release(request)
+    engine.manager.end_schedule(2, tails)
+    engine.manager.step_ended(2)
+    engine.run()
+    engine.evict()
+    assert engine.load(range(15))[0] == 12
+
+
+def test_a_state_whose_block_was_handed_out_again_is_not_stored() -> None:
+    engine = Engine(topology=PARTIAL)
+    request, tails = begun_at_its_last_boundary(engine)
+    engine.release(request)
+    engine.evict()
+    engine.forgotten(range(100, 109))
+    engine.manager.end_schedule(engine.num_steps, tails)
+    engine.manager.step_ended(engine.num_steps)
+    engine.run()
+    assert engine.manager.counts.drops["host", Drop.NOT_FOUND] == 1
+    engine.evict()
+    assert engine.load(range(15))[0] == 8
 
 
 def test_what_host_memory_has_is_not_stored_again() -> None:
@@ -113,8 +167,10 @@ def test_a_full_host_loses_what_was_used_longest_ago() -> None:
     engine.forgotten(range(40, 48))
     assert engine.load(range(10))[0] == 8
     assert engine.load(range(20, 30))[0] == 0
-    events = [type(event).__name__ for event in engine.manager.take_events()]
-    assert events == ["BlockRemoved", "BlockRemoved", "BlockStored"]
+    removed, stored = engine.manager.take_events()  # What follows in a group is one event.
+    assert isinstance(removed, BlockRemoved)
+    assert isinstance(stored, BlockStored)
+    assert len(removed.block_hashes) == len(stored.block_hashes) == 2
 
 
 def test_what_is_stored_is_written_to_every_tier() -> None:
@@ -125,13 +181,49 @@ def test_what_is_stored_is_written_to_every_tier() -> None:
     assert engine.manager.counts.drops["far", Drop.EVICTED] == 1
 
 
-def test_a_queue_of_writes_that_is_full_is_counted() -> None:
-    engine = Engine(tiers=[("disk", 50)], options=OffloadOptions(max_pending_writes=1))
-    engine.forgotten(PROMPT)
-    assert engine.manager.num_blocks()["disk"] == 1
+def test_what_does_not_fit_into_a_queue_of_writes_is_written_when_there_is_room() -> None:
+    engine = Engine(tiers=DISK, options=OffloadOptions(max_pending_writes=1))
+    engine.compute(PROMPT, to_end=False)
+    engine.take_jobs()
+    engine.end(engine.jobs[0])
+    assert engine.manager.counts.num_pending[Kind.WRITE] == 4
+    for num_written in range(4):
+        assert engine.manager.num_blocks()["disk"] == num_written
+        engine.take_jobs()
+        (job,) = engine.jobs
+        assert (job.kind, len(job.items), engine.manager.num_pinned) == (Kind.WRITE, 1, 1)
+        engine.end(job)
+    assert engine.manager.num_blocks()["disk"] == 4
+    assert not engine.manager.counts.drops
+    engine.check_idle()
+
+
+def test_what_loses_its_slot_before_there_was_room_to_write_it_is_counted() -> None:
+    options = OffloadOptions(max_pending_writes=1)
+    engine = Engine(host_slots=5, tiers=DISK, options=options)
+    engine.compute(PROMPT, to_end=False)
+    engine.take_jobs()
+    engine.end(engine.jobs[0])
+    engine.take_jobs()
+    (write,) = engine.jobs
+    engine.compute(range(20, 30), to_end=False)
+    engine.take_jobs()
+    engine.end(next(job for job in engine.jobs if job.kind is Kind.STORE))
+    assert engine.manager.num_blocks() == {"host": 5, "disk": 0}
+    engine.end(write)
+    engine.run()
+    assert engine.manager.num_blocks()["disk"] == 5
     assert engine.manager.counts.drops["disk", Drop.WRITES_FULL] == 3
-    engine.forgotten(PROMPT)  # It becomes findable again, and the tier gets another one.
-    assert engine.manager.num_blocks()["disk"] == 2
+    engine.check_idle()
+
+
+def test_what_waits_for_room_is_dropped_if_the_tier_is_to_rest() -> None:
+    options = OffloadOptions(max_pending_writes=1, failures_before_rest=1)
+    engine = Engine(tiers=DISK, options=options)
+    engine.fails = failing(Status.FULL, Kind.WRITE, first=1)
+    engine.compute(PROMPT)
+    assert engine.manager.counts.drops["disk", Drop.RESTING] == 3
+    assert engine.manager.num_blocks()["disk"] == 0
 
 
 def test_a_tier_that_fails_gets_no_writes_for_a_while() -> None:

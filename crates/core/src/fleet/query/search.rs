@@ -160,10 +160,15 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
         let view = &class_query.class.view;
         for &group in &view.groups {
             let gather = |partial| self.gather(class_query, group, partial, tiers, doubted);
-            words.whole.push(gather(false));
+            let whole = gather(false);
             if view.topology.partial_hits {
-                words.partial.push(gather(true));
+                let mut inside = gather(true);
+                for (inside, word) in inside.iter_mut().zip(&whole) {
+                    *inside |= word; // Whether a placeholder ends inside a block, its place shows.
+                }
+                words.partial.push(inside);
             }
+            words.whole.push(whole);
         }
         words
     }

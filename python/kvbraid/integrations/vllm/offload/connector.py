@@ -46,9 +46,6 @@ class OffloadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
     takes_findable: Final = True
     """Our schedulers let the cache list what becomes findable."""
 
-    _cache_hit_source = CacheHitSource.HOST
-    """For vLLM's statistics: records are in host memory before a request hears of them."""
-
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
@@ -140,6 +137,12 @@ class OffloadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         del blocks
         if num_external_tokens:
             self._decisions.begin_load(request)
+
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        """Return where the tokens of a request's load come from, for vLLM's statistics."""
+        return self._decisions.hit_sources(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return the jobs that begin with a step."""

@@ -18,6 +18,7 @@ from kvbraid.integrations.vllm.recovery.failures import LoadFailures
 from kvbraid.transfer.host import HostSlots
 from kvbraid.transfer.jobs import Job, JobResult
 from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.rank_counts import RankCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +43,17 @@ class RankNews:
         results: Answers to jobs.
         added: Records of tiers that others have stored, by tier.
         removed: Records that others have evicted, by tier.
+        counts: What the rank has counted, in totals: those that have changed.
     """
 
     results: tuple[JobResult, ...] = ()
     added: Mapping[str, tuple[BlockKey, ...]] = field(default_factory=dict)
     removed: Mapping[str, tuple[BlockKey, ...]] = field(default_factory=dict)
+    counts: RankCounts = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether anything is said."""
-        return bool(self.results or self.added or self.removed)
+        return bool(self.results or self.added or self.removed or self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Final
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
@@ -28,7 +29,7 @@ from kvbraid.integrations.vllm.offload.tier_metrics import TierMetrics
 from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
 from kvbraid.loads import Cause, LoadReport, Record
 from kvbraid.transfer.host import in_pages
-from kvbraid.transfer.offload import Again, OffloadManager, OffloadOptions
+from kvbraid.transfer.offload import Again, Found, OffloadManager, OffloadOptions
 from kvbraid.transfer.records import PAGE_BYTES
 
 _MAX_PENDING: Final = 1 << 16
@@ -36,6 +37,13 @@ _MAX_PENDING: Final = 1 << 16
 
 _MAX_REMEMBERED: Final = 1_024
 """Of so many loads that have ended it is known whose they were: they may turn out bad later."""
+
+_SOURCES: Final = {
+    "": CacheHitSource.DEVICE,
+    "host": CacheHitSource.HOST,
+    DISK: CacheHitSource.DISK,
+}
+"""What vLLM's statistics call tiers."""
 
 
 @dataclass(slots=True)
@@ -97,6 +105,7 @@ class SchedulerSide:
         self._loads: Final[dict[int, _OpenLoad]] = {}
         self._names: Final[OrderedDict[int, str]] = OrderedDict()  # Of requests, by number.
         self._step = 0
+        self._found: Found | None = None  # The latest.
 
     # While a step is scheduled.
 
@@ -109,9 +118,18 @@ class SchedulerSide:
         found = self.offload.lookup(number, tokens, extra=extra_keys(request))
         if isinstance(found, Again):
             return None, False
+        self._found = found
         if found is None or found.match.num_tokens != num_computed_tokens:
             return 0, False
         return found.num_external_tokens, True
+
+    def hit_sources(self, request: Request, num_tokens: int) -> dict[CacheHitSource, int]:
+        """Return where so many tokens come from, if the last look-up was this request's."""
+        number, found = self._cache_manager.find_number(request.request_id), self._found
+        if found is None or found.request != number:
+            return {CacheHitSource.EXTERNAL_UNSPECIFIED: num_tokens} if num_tokens else {}
+        split = self.offload.tokens_by_tier(found, num_tokens)
+        return {_SOURCES[tier]: num for tier, num in split.items()}
 
     def begin_load(self, request: Request) -> None:
         """Begin the load that the request was looked up for, into the blocks that it has got."""
@@ -156,6 +174,7 @@ class SchedulerSide:
             for tier, keys in news.added.items():
                 self.offload.opened(tier, keys, rank)
             self.offload.finished(rank, news.results)
+            self._metrics.take(rank, news.counts)
         failed: dict[str, dict[int, set[int]]] = {}
         causes: dict[Record, Cause] = {}
         ended: set[str] = set()
@@ -169,7 +188,9 @@ class SchedulerSide:
         if ended:
             output.finished_recving = {*(output.finished_recving or ()), *ended}
         if failed or causes:
-            output.kv_connector_worker_meta = OffloadReport(places=failed, causes=causes)
+            found = OffloadReport(places=failed, causes=causes)
+            is_ours = isinstance(report, OffloadReport)
+            output.kv_connector_worker_meta = found.aggregate(report) if is_ours else found
 
     def _ended_by(self, report: LoadReport) -> Iterator[str]:
         """Yield the requests whose loads the last rank has ended."""
@@ -190,8 +211,11 @@ class SchedulerSide:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something moves, so that the engine has to go on stepping."""
-        return bool(self.offload.num_pending)
+        """Whether something moves, or was not told yet, so that the engine has to go on stepping.
+
+        An engine that starts on records publishes them before its first request comes.
+        """
+        return self.offload.num_pending > 0 or self.offload.has_news
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return what tiers have got and lost since the last call, as vLLM's structures."""

@@ -7,7 +7,6 @@ what is loaded or copied is of requests that the step does not compute.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +32,7 @@ from kvbraid.transfer.jobs import Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.mover import Mover
 from kvbraid.transfer.mover.cuda import CudaEngine
+from kvbraid.transfer.rank_counts import RankCounts, rank_counts
 from kvbraid.transfer.record_store import RecordStore, StoreOptions
 from kvbraid.transfer.worker import Worker
 
@@ -40,12 +40,7 @@ logger = init_logger("vllm.kvbraid.offload")
 
 _MOMENT_S: Final = 0.001
 """So long an idle step waits for an answer."""
-
-
-@dataclass(slots=True)
-class _Scan:
-    store: RecordStore
-    due: float
+_COUNT_INTERVAL_S: Final = 1.0
 
 
 class WorkerSide:
@@ -59,7 +54,9 @@ class WorkerSide:
         self._settings: Final = settings
         self._rank: Final = config.parallel_config.rank
         self._stores: dict[str, RecordStore] = {}
-        self._next_scan = 0.0
+        self._next_scan = self._next_count = 0.0
+        self._counted: RankCounts = {}
+        self._complained: set[str] = set()
         self._tensors: Tensors | None = None
         self._worker: Worker | None = None
         self._facts: RankFacts | None = None
@@ -125,7 +122,8 @@ class WorkerSide:
             time.sleep(_MOMENT_S)
             results = self._running.poll()
         added, removed = self._changes()
-        news = RankNews(results=tuple(results), added=added, removed=removed)
+        counts = self._counts()
+        news = RankNews(results=tuple(results), added=added, removed=removed, counts=counts)
         return OffloadReport(ranks={self._rank: news}) if news else None
 
     def _changes(self) -> tuple[dict[str, tuple[BlockKey, ...]], dict[str, tuple[BlockKey, ...]]]:
@@ -142,6 +140,25 @@ class WorkerSide:
             if changes.removed:
                 removed[name] = changes.removed
         return added, removed
+
+    def _counts(self) -> RankCounts:
+        """Return what has changed of what is counted, if that was long enough ago."""
+        now = time.monotonic()
+        if now < self._next_count:
+            return {}
+        self._next_count = now + _COUNT_INTERVAL_S
+        self._complain()
+        before, self._counted = self._counted, rank_counts(self._running, self._stores)
+        return {key: num for key, num in self._counted.items() if before.get(key) != num}
+
+    def _complain(self) -> None:
+        """Log the first thing that each part has to complain about; metrics count the rest."""
+        problems = {name: store.counts().last_error for name, store in self._stores.items()}
+        problems["host memory"] = self._running.mover.host.failure
+        for part, problem in problems.items():
+            if problem and part not in self._complained:
+                self._complained.add(part)
+                logger.warning("kvbraid: rank %d, %s: %s", self._rank, part, problem)
 
     @property
     def _running(self) -> Worker:
