@@ -260,7 +260,7 @@ async def test_other_paths_are_passed_on_and_counted_as_load() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/sleep", "/admin", "/v1/../sleep", "/v1/./x", "/v1/%2e%2e/sleep", "/v1", "/metricsx", "//v1/x"],
+    ["/sleep", "/x", "/v1/../sleep", "/v1/./x", "/v1/%2e%2e/sleep", "/v1", "/metricsx", "//v1/x"],
 )
 @in_loop
 async def test_what_engines_offer_their_operators_is_not_passed_on(path: str) -> None:
