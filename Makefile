@@ -264,17 +264,17 @@ soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 o
 	KVBRAID_SOAK=1 KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 # Stable-only fuzz tests run with the Rust tests; these are guided by coverage.
-fuzz: ## Fuzz the decoder, the index and the cache for FUZZ_SECONDS each, where cargo-fuzz is installed
+fuzz: ## Fuzz the decoder, the index, snapshots and the cache for FUZZ_SECONDS each, where cargo-fuzz is installed
 	@if cargo fuzz --version >/dev/null 2>&1; then \
 		mkdir -p fuzz/corpus/decode && cp -u tests/golden/hostile/* fuzz/corpus/decode/ && \
-		for target in decode index allocate; do \
+		for target in decode index snapshot allocate; do \
 			RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none $$target -- \
 				-max_total_time=$(FUZZ_SECONDS) || exit 1; \
 		done; \
 	else echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; fi
 
 fuzz-long: | $(CARGO) ## Fuzz the index and the cache by seed for a million steps (FUZZ_STEPS), release build
-	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz --test allocate_fuzz
+	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz --test snapshot_fuzz --test allocate_fuzz
 
 # ---- checks --------------------------------------------------------------------------------
 

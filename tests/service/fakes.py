@@ -2,12 +2,13 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import UnknownError
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
@@ -207,7 +208,12 @@ class FakeFeed:
         if self.unusable is not None:
             raise self.unusable
 
-    def add(self, pod: PodId, config: Followed, /) -> None:
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
+        del pod, work
+        return False
+
+    def add(self, pod: PodId, config: Followed, progress: Sequence[Settled] = (), /) -> None:
+        del progress
         refuse, self.refuse_next = self.refuse or self.refuse_next, None
         if refuse is not None:
             raise refuse

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
 use kvbraid_core::fleet::{
-    Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row, ScoreRequest,
-    SeenBefore, State,
+    self, Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row,
+    ScoreRequest, SeenBefore, State,
 };
 use kvbraid_core::spec::GroupSpec;
 use kvbraid_core::{Error, Result};
@@ -302,6 +302,19 @@ impl FleetCore {
         let done = py.detach(|| self.index.take_in_many(name, dp_rank, &payloads, budget));
         let done = done.map_err(to_python)?.into_iter();
         Ok(done.map(applied_tuple).collect())
+    }
+
+    /// The pod as bytes, with the caller's note.
+    fn save<'py>(&self, py: Python<'py>, name: &str, note: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let saved = py.detach(|| Ok(self.index.save(name, note)?.seal()));
+        saved
+            .map(|bytes| PyBytes::new(py, &bytes))
+            .map_err(to_python)
+    }
+
+    /// The note that was saved with the pod.
+    fn load(&self, py: Python<'_>, name: &str, saved: &[u8]) -> PyResult<String> {
+        self.change(py, |index| fleet::load(index, name, saved))
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {

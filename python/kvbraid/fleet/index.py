@@ -180,6 +180,28 @@ class FleetIndex:
             raise
         return list(map(Applied._make, done))
 
+    def save(self, pod: PodId, *, note: str = "") -> bytes:
+        """Return what is known of a pod as bytes, with a note that `load` gives back.
+
+        Not in it: promises, what was `seen` before, and when blocks were last matched.
+
+        Raises:
+            UnknownError: The pod is not registered.
+        """
+        return self._core.save(pod, note)
+
+    def load(self, pod: PodId, saved: bytes) -> str:
+        """Replace what is known of a pod by what was saved of it, and return the note.
+
+        The index must have the secret of the one that saved, and the pod must be registered in
+        the same way; and its state is the saved one until a feed says more.
+
+        Raises:
+            UnknownError: The pod is not registered.
+            SnapshotError: The bytes are not a whole snapshot of this pod; nothing has changed.
+        """
+        return self._core.load(pod, saved)
+
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Note that a rank's engine restarted: its GPU tier is empty, other tiers are in doubt."""
         self._core.reset(pod, dp_rank)

@@ -26,6 +26,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
     discovery   pods that a name stands for
+    snapshots   what the index knows of each pod, in files
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client

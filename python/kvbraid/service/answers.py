@@ -494,10 +494,11 @@ class ModelsAnswer(msgspec.Struct, frozen=True):
     models: list[str]
 
 
-class StatusAnswer(msgspec.Struct, frozen=True):
-    """Answer of GET /healthz and GET /readyz."""
+class StatusAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer of GET /healthz and GET /readyz; `detail` says what works less well than it could."""
 
     status: str
+    detail: str = ""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

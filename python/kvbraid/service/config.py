@@ -79,7 +79,10 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How blocks are placed and scored, and how much memory the index may use."""
+    """How blocks are placed and scored, how much memory the index may use, and where it is saved.
+
+    `snapshots` is a folder, or None; a relative path is beside the file that names it.
+    """
 
     keys: Literal["auto", "join"] = "auto"
     memory_limit_bytes: _Positive | None = None
@@ -88,6 +91,7 @@ class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     seen_limit_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 32 << 20
     tier_weights: TierWeights = DEFAULT_WEIGHTS
     canonical_block_size: Annotated[int, Meta(ge=1, lt=1 << 32)] = 16
+    snapshots: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -33,6 +33,8 @@ EVENTS: Final[Mapping[str, int]] = {
     "lost": logging.WARNING,
     "forgotten": logging.WARNING,
     "refused": logging.WARNING,
+    "snapshot_refused": logging.WARNING,
+    "snapshot_failed": logging.WARNING,
     "stray": logging.WARNING,
 }
 """Every kind of line and its level; docs/operate.md says what each means."""

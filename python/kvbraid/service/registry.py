@@ -8,13 +8,14 @@ application calls them on a thread.
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from kvbraid.errors import KvbraidError, counted, shortened
+from kvbraid.events.sequence import Settled
 from kvbraid.ids import PodId, PodState
 from kvbraid.policy import EngineLoad
 from kvbraid.service.answers import EngineLoadRow, FeedRow, IndexRow, PodChange, PodRow, PodsAnswer
@@ -26,6 +27,7 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
+from kvbraid.service.snapshots import Snapshots
 
 _NO_EVENTS: Final = "no events: it has no endpoint"
 _NOT_FOUND: Final = "no events: its engine has not said yet where it publishes"
@@ -40,6 +42,7 @@ class Service:
     Attributes:
         in_force: The configuration that counts, for those who show it.
         asked: How pods answered that were asked where they publish.
+        snapshots: The files of pods, if there are any; set before the first pod is registered.
     """
 
     def __init__(  # noqa: PLR0913 - what it is put together from
@@ -57,6 +60,7 @@ class Service:
         self.feed = feed
         self.in_force = in_force or InForce()
         self.picking = picking or Picking(index)
+        self.snapshots: Snapshots | None = None
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic
@@ -79,6 +83,11 @@ class Service:
     def pods(self) -> Mapping[PodId, PodConfig]:
         """The registered pods; never changed in place."""
         return self._pods
+
+    @property
+    def followed(self) -> list[PodId]:
+        """The pods whose events come in."""
+        return [pod for pod, config in self._pods.items() if self._followed(pod, config)]
 
     @property
     def num_ranks(self) -> int:
@@ -291,7 +300,7 @@ class Service:
             self._show_silence(pod, config, _NOT_FOUND if config.asks else _NO_EVENTS)
             return
         try:
-            self.feed.add(pod, config.followed)
+            self.feed.add(pod, config.followed, self._loaded(pod, config))
         except KvbraidError:
             self.index.remove(pod)
             raise
@@ -303,9 +312,13 @@ class Service:
             self._unfollow(pod)
             del self._found[pod]
             self._follow(pod, config)
-        self.feed.add(pod, found)
+        self.feed.add(pod, found, self._loaded(pod, config))
         self._found[pod] = found
         self.journal.note("events_found", Rank(pod), f"it publishes at {found.endpoint}")
+
+    def _loaded(self, pod: PodId, config: PodConfig) -> Sequence[Settled]:
+        """Load what an earlier server saved of a pod that is registered now, if anything."""
+        return self.snapshots.load(pod, config.dp_size) if self.snapshots else ()
 
     def _followed(self, pod: PodId, config: PodConfig | None) -> Followed | None:
         """Return what a feed follows of a pod: what is configured, or was found."""
@@ -336,6 +349,8 @@ class Service:
         self._found.pop(pod, None)
         self._unknown.pop(pod, None)
         self.picking.forget(pod)
+        if self.snapshots is not None:
+            self.snapshots.forget(pod)
         self._set_pods({name: config for name, config in self._pods.items() if name != pod})
 
     def _unfollow(self, pod: PodId) -> None:

@@ -23,6 +23,7 @@ from kvbraid.events.sequence import (
     Reset,
     SequenceTracker,
     SetState,
+    Settled,
 )
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.feeds.endpoints import topic_names
@@ -199,6 +200,11 @@ class RankFeed:
     def is_behind(self) -> bool:
         """Whether outputs wait to be carried out: until then nothing more should be read."""
         return bool(self._todo)
+
+    def progress(self) -> Settled | None:
+        """Return what is settled and in the sink; None while the sink lacks some of it."""
+        is_behind = self._todo or self._cleared >= 0
+        return None if is_behind else self.tracker.progress()
 
     def take(self, first: int, payloads: list[bytes]) -> None:
         """Take live batches of consecutive numbers: 1 to GATHERED of them."""

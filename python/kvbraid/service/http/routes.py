@@ -181,7 +181,9 @@ def readyz(context: Context, call: Call) -> Answer:
     missing = context.service.missing()
     if missing:
         raise RefusalError("not_ready", missing)
-    return Answer(_encode(answers.StatusAnswer(status="ready")))
+    snapshots = context.service.snapshots
+    detail = "" if snapshots is None else snapshots.problem
+    return Answer(_encode(answers.StatusAnswer(status="ready", detail=detail)))
 
 
 def metrics(context: Context, call: Call) -> Answer:

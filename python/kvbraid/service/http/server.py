@@ -31,6 +31,7 @@ from kvbraid.service.http.handshakes import Handshakes
 from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.snapshots import saving
 from kvbraid.service.supervision import Supervisor
 from kvbraid.service.tls import Tls
 
@@ -100,6 +101,7 @@ def following(
             following_file(service, take) as reread,
             following_names(config, service),
             asking_pods(service),
+            saving(service.snapshots, service.feed, lambda: service.followed),
         ):
             yield reread
     finally:
@@ -118,7 +120,7 @@ def end_process() -> None:
 
     Python would join such a thread before it exits. If it did not, the thread could be inside the
     native core, which needs the interpreter. Nothing is left to save at this point: the sockets
-    are closed, and the index is in memory only.
+    are closed, and the pods are saved if they are to be.
     """
     if threading.active_count() > 1:
         sys.stdout.flush()

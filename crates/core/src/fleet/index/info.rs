@@ -76,7 +76,7 @@ pub(super) fn info(pod: &str, model: &str, rank: &Rank, planes: &Planes, bytes: 
         .counts
         .refused
         .iter()
-        .map(|(&reason, &count)| (reason.to_owned(), count))
+        .map(|(reason, &count)| (reason.to_string(), count))
         .collect();
     for (reason, count) in &rank.counts.refused_outside {
         *refused.entry(reason.clone()).or_insert(0) += count;

@@ -1,6 +1,7 @@
 //! The channels of one rank: what separates one count of copies from another.
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::fleet::presence::planes::PlaneId;
 use crate::fleet::tier::Tier;
@@ -10,7 +11,7 @@ use crate::fleet::tier::Tier;
 pub(crate) struct ChannelId(pub u16);
 
 /// What separates one count of copies from another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ChannelKey {
     /// Group index on the wire.
     pub group: u16,
