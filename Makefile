@@ -55,11 +55,12 @@ export PATH := $(CARGO_HOME)/bin:$(PATH)
 endif
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name Cargo.toml)
-PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.json')
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.json') \
+	$(shell find python/kvbraid/console -type f -not -name '*.pyc')
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-console vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,7 +78,7 @@ MAKEFLAGS += --jobs=2 --output-sync=target
 unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
-ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass before a change lands
+ci: dist/built lint test test-console fuzz test-torch test-bare ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
@@ -214,6 +215,16 @@ test-stub: .venv-wheel/installed ## Check the stub of the native core against th
 # Neither `make test` nor `make demo` installs torch: 2.6 GB to download, 4.7 GB on disk.
 test-torch: .venv-torch/installed ## Run the tests that need torch; the last line counts what they compared
 	KVBRAID_TORCH=1 KVBRAID_TESTED=wheel .venv-torch/bin/python -m pytest tests/torch $(PYTEST_ARGS)
+
+# The driver comes with the extra test; the browser is the machine's own.
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+test-console: .venv-wheel/installed ## Run the tests of the console in a real browser, where Chromium is installed
+	@if test -n '$(CHROMIUM)'; then \
+		KVBRAID_CONSOLE=1 KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest tests/console $(PYTEST_ARGS); \
+	else echo "no chromium: test-console is skipped"; fi
+
+vendor: ## Fetch the console's libraries from npm again, as its vendor.toml lists them
+	@$(PYTHON) -m tests.console.vendor
 
 coverage: .venv-wheel/installed .venv-gateway/installed ## Run the Python tests and print the lines that none of them runs
 	KVBRAID_TESTED=wheel $(PYTEST) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)

@@ -77,7 +77,7 @@ def decode_batch(
 _KnownGroup: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
 _Strip: TypeAlias = tuple[_KnownGroup, list[bool], list[int] | None]
 # The pod, rank, model, state with reason, messages, groups, placed by means and unplaced, refused,
-# (hash function, blocks)
+# (hash function, blocks, bytes, blocks held by group and tier)
 _InfoTuple: TypeAlias = tuple[
     str,
     int,
@@ -87,7 +87,7 @@ _InfoTuple: TypeAlias = tuple[
     list[_KnownGroup],
     tuple[int, int, int, int],
     dict[str, int],
-    tuple[str, int],
+    tuple[str, int, int, list[list[int]]],
 ]
 
 @final

@@ -143,7 +143,13 @@ def test_the_labels_of_each_metric_are_listed(metrics: str) -> None:
         assert set(codes(labels)) == set(re.findall(r'(\w+)="', shown)), name
 
 
-UNSEEN: Final = {"limits.idle_s", "gateway.kept_bytes", "index.seen_limit_bytes"}
+UNSEEN: Final = {
+    "limits.idle_s",
+    "gateway.kept_bytes",
+    "index.seen_limit_bytes",
+    "console.requests",
+    "console.prompt_bytes",
+}
 """Limits that refuse nobody anything."""
 
 

@@ -171,10 +171,10 @@ class FakeIndex:
                 groups=[
                     SimpleNamespace(
                         group=0, kind=SpecKind.FULL_ATTENTION, block_size=16, window=None,
-                        chunk=None, eagle=False,
+                        chunk=None, eagle=False, held={"gpu": 8, "cpu": 0, "storage": 0},
                     )
                 ],
-                hash_function="unknown", num_blocks=8,
+                hash_function="unknown", num_blocks=8, memory_bytes=4096,
                 placed={"tokens": 5, "join": 2, "query": 0, "unplaced": 1},
                 refused={"topic_mismatch": 4},
             )
@@ -228,7 +228,7 @@ class FakeFeed:
         return [
             SimpleNamespace(
                 pod=pod, dp_rank=rank, last_seq=7, state=self.state, messages=8,
-                is_rebuilt=pod not in self.unbuilt,
+                is_rebuilt=pod not in self.unbuilt, applied_at=12.5,
             )
             for pod, config in self.following.items()
             for rank in range(config.dp_size)

@@ -53,7 +53,7 @@ type InfoTuple = (
     Vec<GroupTuple>,
     (u64, u64, u64, u64),
     BTreeMap<String, u64>,
-    (&'static str, usize),
+    (&'static str, usize, usize, Vec<Vec<usize>>),
 );
 
 /// What every pod of a fleet holds, and what a request can reuse.
@@ -230,6 +230,11 @@ fn strip_tuple(strip: GroupStrip) -> StripTuple {
 
 fn info_tuple(info: RankInfo) -> InfoTuple {
     let placed = info.placed;
+    let held = info
+        .groups
+        .iter()
+        .map(|group| group.held.to_vec())
+        .collect();
     (
         info.pod,
         info.dp_rank,
@@ -242,7 +247,7 @@ fn info_tuple(info: RankInfo) -> InfoTuple {
             .collect(),
         (placed.tokens, placed.join, placed.query, info.unplaced),
         info.refused,
-        (info.hash_function, info.blocks),
+        (info.hash_function, info.blocks, info.bytes, held),
     )
 }
 

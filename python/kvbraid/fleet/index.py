@@ -446,7 +446,7 @@ def _strip(group: _Group, held: list[bool], accepted: list[int] | None) -> Group
     )
 
 
-def _known_group(group: _Group) -> KnownGroup:
+def _known_group(group: _Group, held: Sequence[int]) -> KnownGroup:
     index, kind, block_size, window, chunk, eagle = group
     return KnownGroup(
         group=_group_id(index),
@@ -455,6 +455,7 @@ def _known_group(group: _Group) -> KnownGroup:
         window=window,
         chunk=chunk,
         eagle=eagle,
+        held=dict(zip((tier.value for tier in Tier), held, strict=True)),
     )
 
 
@@ -467,11 +468,12 @@ def _info(row: "_InfoTuple") -> PodInfo:
         state=PodState(state),
         reason=reason,
         messages=messages,
-        groups=[_known_group(group) for group in groups],
+        groups=[_known_group(*both) for both in zip(groups, rest[3], strict=True)],
         placed=dict(zip(("tokens", "join", "query", "unplaced"), placed, strict=True)),
         refused=refused,
         hash_function=rest[0],
         num_blocks=rest[1],
+        memory_bytes=rest[2],
     )
 
 

@@ -17,6 +17,7 @@ from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, TopologyError, shortened
 from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
@@ -164,6 +165,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     router: RouterTable = RouterTable()
     gateway: ForwardingOptions = ForwardingOptions()
     envoy: EnvoyOptions = EnvoyOptions()
+    console: ConsoleOptions = ConsoleOptions()
     tokens: dict[str, TokensTable] = {}
     keys: Annotated[list[KeyEntry], Meta(max_length=MOST_KEYS)] = []
     pods: list[PodEntry] = []
@@ -266,6 +268,7 @@ class FleetConfig:
     routing: Routing = field(default_factory=Routing)
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
     envoy: EnvoyOptions = field(default_factory=EnvoyOptions)
+    console: ConsoleOptions = field(default_factory=ConsoleOptions)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     keys: tuple[KeyEntry, ...] = ()
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)

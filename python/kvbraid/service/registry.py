@@ -17,7 +17,8 @@ import msgspec
 from kvbraid.errors import KvbraidError, counted, shortened
 from kvbraid.events.sequence import Settled
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
+from kvbraid.policy import EngineLoad
+from kvbraid.service.answers import EngineLoadRow, FeedRow, IndexRow, PodChange, PodRow, PodsAnswer
 from kvbraid.service.config import Followed, Limits, PodConfig, ServerOptions, Serving
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.in_force import InForce
@@ -182,7 +183,7 @@ class Service:
         """Return one row per registered rank: the index's knowledge and the feed's progress."""
         self.picking.release()
         feeds = {(row.pod, row.dp_rank): row for row in self._feed_rows()}
-        pods, rows = self._pods, []
+        pods, rows, loads = self._pods, [], self.picking.engine_loads()
         for info in self.index.pods():
             row = msgspec.convert(info, IndexRow, from_attributes=True)
             config = pods.get(PodId(row.pod))
@@ -202,10 +203,20 @@ class Service:
                         url=config.serving.url,
                         drain=config.serving.drain,
                         max_running=config.serving.max_running,
-                        running=self.picking.running(row.pod, row.dp_rank),
+                        running=self.picking.running(PodId(row.pod), row.dp_rank),
+                        waiting=self.picking.waiting(PodId(row.pod), row.dp_rank),
+                        engine_load=_told(loads.get((PodId(row.pod), row.dp_rank))),
+                        applied_s=feed.applied_at if feed else None,
+                        state_s=self.journal.state_since(Rank(row.pod, row.dp_rank)),
+                        problem=self.journal.problem(Rank(row.pod, row.dp_rank)),
                     )
                 )
         return rows
+
+    def pods_answer(self) -> PodsAnswer:
+        """Return the rows with the time that theirs are compared with."""
+        memory_bytes = self.index.memory_bytes()
+        return PodsAnswer(pods=self.rows(), now_s=time.monotonic(), memory_bytes=memory_bytes)
 
     def missing(self) -> str:
         """Name the pods without which the service is not ready yet; empty if there are none."""
@@ -351,6 +362,12 @@ class Service:
         self._pods = pods
         self._models = frozenset(config.model for config in pods.values())
         self._num_ranks = sum(config.dp_size for config in pods.values())
+
+
+def _told(load: EngineLoad | None) -> EngineLoadRow | None:
+    if load is None:
+        return None
+    return EngineLoadRow(running=load.running, waiting=load.waiting, usage=load.usage)
 
 
 def _takes_otherwise(old: PodConfig, new: PodConfig) -> bool:

@@ -43,7 +43,7 @@ def new_service(config: FleetConfig) -> Service:
         limits=config.limits,
         readiness=readiness,
         journal=feed.journal,
-        picking=Picking(index, config.routing),
+        picking=Picking(index, config.routing, console=config.console),
         in_force=InForce(config),
     )
     if folder is not None and secret is not None:

@@ -130,7 +130,8 @@ impl Life {
             for (one, other) in self.index.pods().into_iter().zip(self.twin.pods()) {
                 // Listings count where their hash is when they are counted, which slices may change,
                 // and the one is asked more often than the other.
-                let (placed, unplaced) = (one.placed, one.unplaced);
+                // Capacities depend on the order in which tables grew.
+                let (placed, unplaced, bytes) = (one.placed, one.unplaced, one.bytes);
                 let [one, other] = [one, other].map(|mut info| {
                     info.refused.remove("answer_cut_short");
                     info
@@ -140,6 +141,7 @@ impl Life {
                     RankInfo {
                         placed,
                         unplaced,
+                        bytes,
                         ..other
                     }
                 );

@@ -190,6 +190,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests in flight finish, then close what the application has opened."""
+        self._app.events.close()  # A stream is a request that would never finish.
         self._supervisor.ending()
         for handshakes in self._handshakes:
             handshakes.close()

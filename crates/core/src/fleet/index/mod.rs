@@ -327,10 +327,15 @@ impl Index {
             let columns = pod.columns.iter();
             let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));
             columns.filter_map(move |(_, &column)| {
+                let model = model?;
+                let rank = model.ranks[column].as_ref()?;
+                let bytes = rank.bytes() + model.planes.paid_by(column);
                 Some(info::info(
                     name,
                     &pod.spec.model,
-                    model?.ranks[column].as_ref()?,
+                    rank,
+                    &model.planes,
+                    bytes,
                 ))
             })
         });
