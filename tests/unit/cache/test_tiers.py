@@ -148,7 +148,7 @@ def holed() -> tuple[CacheManager, int, list[bytes]]:
 def test_a_tier_fills_a_gap_and_the_pool_has_what_comes_after_it() -> None:
     cache, request, hashes = holed()
     assert cache.match(request).num_tokens == 8
-    host = tier_of(cache, (1, hashes[0]), (0, hashes[2]))
+    host = tier_of(cache, (1, hashes[0]), (0, hashes[2]), (0, hashes[3]))
     found = cache.tiers.match_over(request, [tier_of(cache).pool, host.pool])
     assert found.num_pool_tokens == found.match.num_tokens == 8
     assert (found.num_tokens, found.num_external_tokens) == (16, 8)

@@ -300,10 +300,14 @@ impl PlacesRead {
         if tag & SAME_COPIES == 0 {
             before.copies = read_copies(&slots.channels, reader)?;
         }
+        let mut is_certain = false;
         for &(channel, copies) in &before.copies {
-            slots.add_doubts(id, ChannelId(channel), copies);
+            let channel = ChannelId(channel);
+            slots.add_doubts(id, channel, copies);
+            is_certain |= !slots.channels.get(channel).key.doubted;
         }
-        Some(())
+        // A clear that did not look at it would leave it certain, and show nothing of it.
+        (stirred || !is_certain).then_some(())
     }
 
     /// Reads a place, and returns its number.
