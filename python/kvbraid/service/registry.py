@@ -39,6 +39,7 @@ class Service:
     Attributes:
         in_force: The configuration that counts, for those who show it.
         asked: How pods answered that were asked where they publish.
+        watched: What was heard of the API servers of Kubernetes.
     """
 
     def __init__(  # noqa: PLR0913 - what it is put together from
@@ -66,6 +67,7 @@ class Service:
         self._found: dict[PodId, Followed] = {}  # Of pods that were asked where they publish.
         self._unknown: dict[PodId, str] = {}  # Why nothing is known of such a pod.
         self.asked: Counter[str] = Counter(found=0)
+        self.watched: Counter[str] = Counter(listed=0, watched=0)
         self._models: frozenset[str] = frozenset()
         self._num_ranks = 0
 
