@@ -1,8 +1,8 @@
 """A fake API server of Kubernetes over real HTTP: it lists, tells, lies, is slow or closes."""
 
 import json
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,20 +48,25 @@ class FakeApi:
         self.statuses: list[int] = []
         self.watches = 0
         self.answers: Callable[[BaseHTTPRequestHandler], bool] = lambda _: False
-        self._told: queue.Queue[bytes | None] = queue.Queue()
+        self._told: deque[bytes | None] = deque()
+        self._changed = threading.Condition()
         self.url = ""
 
     def tell(self, kind: str, each: Any) -> None:  # noqa: ANN401
         self.say(json.dumps({"type": kind, "object": each}).encode() + b"\n")
+        if kind == "ERROR":
+            self.close()
 
     def bookmark(self, version: int) -> None:
         self.tell("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
 
-    def say(self, text: bytes) -> None:
-        self._told.put(text)
+    def say(self, text: bytes | None) -> None:
+        with self._changed:
+            self._told.append(text)
+            self._changed.notify_all()
 
     def close(self) -> None:
-        self._told.put(None)
+        self.say(None)
 
     @contextmanager
     def running(self) -> Iterator["FakeApi"]:
@@ -89,8 +94,9 @@ class FakeApi:
             try:
                 yield self
             finally:
-                for _ in range(10):
-                    self.close()
+                with self._changed:
+                    self.watches += 1
+                    self._changed.notify_all()
                 server.shutdown()
                 thread.join()
 
@@ -113,7 +119,10 @@ class FakeApi:
             self.send(call, json.dumps(listed).encode())
 
     def _watch(self, call: BaseHTTPRequestHandler) -> None:
-        self.watches += 1
+        with self._changed:
+            self.watches += 1
+            mine = self.watches
+            self._changed.notify_all()
         if self.gone:
             self.gone -= 1
             self.send(call, b"{}", 410)
@@ -121,9 +130,15 @@ class FakeApi:
         call.send_response(200)
         call.send_header("transfer-encoding", "chunked")
         call.end_headers()
-        while (text := self._told.get()) is not None:
+        while (text := self._next(mine)) is not None:
             call.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
         call.close_connection = True  # In the middle: the last chunk is missing.
+
+    def _next(self, mine: int) -> bytes | None:
+        """Return what the latest watch is told; None: it ends, as an older one does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._told or self.watches != mine)
+            return self._told.popleft() if self.watches == mine else None
 
     def send(self, call: BaseHTTPRequestHandler, body: bytes, status: int = 200) -> None:
         self.statuses.append(status)
