@@ -353,6 +353,31 @@ def test_a_port_that_has_no_such_name_is_told(
     assert "inference/engine-2 stays as it is: no port has the name 'http'; name it" in caplog.text
 
 
+def test_pods_that_others_have_registered_stay_theirs(tmp_path: Path, api: FakeApi) -> None:
+    config = read(tmp_path, api)
+    api.slices = [a_slice("a", endpoint(1), endpoint(2))]
+    it = Running(config)
+    pod = PodId("inference/engine-1")
+    theirs = config.watched[0].pod_at("10.9.9.9", {"http": 1, "events": 2})
+    it.service.put(pod, theirs)
+    with it.followed():
+        it.become("1", "2")
+        api.tell("MODIFIED", a_slice("a", endpoint(2)))
+        api.tell("ADDED", a_slice("b", endpoint(3)))
+        it.become("1", "2", "3")
+        assert it.service.pods[pod] is theirs
+        assert it.counts["not_registered"] == 1  # Not once for each change.
+
+
+def test_many_bad_objects_are_counted_and_few_are_told(
+    tmp_path: Path, api: FakeApi, warnings: pytest.LogCaptureFixture
+) -> None:
+    api.slices = [{"metadata": {"name": f"bad{number}"}} for number in range(100)]
+    with running(tmp_path, api) as it:
+        it.count("bad_object", 100)
+    assert len([each for each in warnings.messages if "stays as it was" in each]) == 8
+
+
 def endless(call: BaseHTTPRequestHandler) -> bool:
     call.send_response(200)
     call.end_headers()

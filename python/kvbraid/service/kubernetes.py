@@ -39,7 +39,7 @@ RETRY_MAX_S: Final = 30.0
 CALM_S: Final = 10.0
 """After a watch that has lasted so long, the next pause is the first again."""
 
-_NAMED: Final = 8  # Of many that are refused.
+_NAMED: Final = 8  # Of many that are wrong or refused, in one watch.
 _LOGGER: Final = logging.getLogger("kvbraid.kubernetes")
 
 
@@ -57,7 +57,9 @@ class FollowedSlices:
         self._num_endpoints = 0
         self._version = ""
         self._applied: dict[PodId, Endpoint] = {}
+        self._failed: dict[PodId, Endpoint] = {}  # Tried again after a watch, or as they change.
         self._refused: frozenset[str] = frozenset()
+        self._num_bad = 0
         self._empty_since: float | None = None
         self._pause_s = 0.0
 
@@ -86,6 +88,7 @@ class FollowedSlices:
         """
         with contextlib.closing(SliceReader(self._watched.entry)) as reader:
             self._namespace = reader.namespace
+            self._num_bad = 0
             if not self._version:
                 version, slices = reader.read_all()
                 self._take_list(slices)
@@ -97,6 +100,7 @@ class FollowedSlices:
                 if not is_held and self._empty_since is not None:
                     return  # The next watch ends in time.
             self._counts["watched"] += 1
+        self._failed.clear()
         self._apply()
 
     def check_integrity(self) -> None:
@@ -159,6 +163,9 @@ class FollowedSlices:
 
     def _note_bad(self, error: BadSliceError) -> None:
         self._counts["bad_object"] += 1
+        self._num_bad += 1
+        if self._num_bad > _NAMED:
+            return
         told = one_line(error.name)
         _LOGGER.warning("%s: slice %s stays as it was: %s", self._name, told, error)
 
@@ -185,6 +192,7 @@ class FollowedSlices:
         for pod in gone:
             self._pods.delete(pod)
             del self._applied[pod]
+        self._failed = {pod: each for pod, each in self._failed.items() if pod in wanted}
         refused = [pod for pod in sorted(wanted) if not self._put(pod, wanted[pod])]
         self._tell_refused(frozenset(refused))
 
@@ -202,7 +210,7 @@ class FollowedSlices:
 
     def _put(self, pod: PodId, endpoint: Endpoint) -> bool:
         """Register or change a pod; return False if there is no room for it."""
-        if self._applied.get(pod) == endpoint:
+        if endpoint in (self._applied.get(pod), self._failed.get(pod)):
             return True
         is_known = pod in self._applied
         if not is_known and not endpoint.is_ready:
@@ -217,6 +225,9 @@ class FollowedSlices:
 
         if self._pods.put(pod, found):
             self._applied[pod] = endpoint
+        else:
+            self._failed[pod] = endpoint
+            self._counts["not_registered"] += 1
         return True
 
     def _has_room(self) -> bool:
