@@ -55,11 +55,12 @@ export PATH := $(CARGO_HOME)/bin:$(PATH)
 endif
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name Cargo.toml)
-PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.json')
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.json') \
+	$(shell find python/kvbraid/console -type f -not -name '*.pyc')
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-console vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,7 +78,7 @@ MAKEFLAGS += --jobs=2 --output-sync=target
 unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
-ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass before a change lands
+ci: dist/built lint test test-console fuzz test-torch test-bare ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
@@ -215,6 +216,16 @@ test-stub: .venv-wheel/installed ## Check the stub of the native core against th
 test-torch: .venv-torch/installed ## Run the tests that need torch; the last line counts what they compared
 	KVBRAID_TORCH=1 KVBRAID_TESTED=wheel .venv-torch/bin/python -m pytest tests/torch $(PYTEST_ARGS)
 
+# The driver comes with the extra test; the browser is the machine's own.
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+test-console: .venv-wheel/installed ## Run the tests of the console in a real browser, where Chromium is installed
+	@if test -n '$(CHROMIUM)'; then \
+		KVBRAID_CONSOLE=1 KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest tests/console $(PYTEST_ARGS); \
+	else echo "no chromium: test-console is skipped"; fi
+
+vendor: ## Fetch the console's libraries from npm again, as its vendor.toml lists them
+	@$(PYTHON) -m tests.console.vendor
+
 coverage: .venv-wheel/installed .venv-gateway/installed ## Run the Python tests and print the lines that none of them runs
 	KVBRAID_TESTED=wheel $(PYTEST) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
@@ -253,17 +264,17 @@ soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 o
 	KVBRAID_SOAK=1 KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 # Stable-only fuzz tests run with the Rust tests; these are guided by coverage.
-fuzz: ## Fuzz the decoder, the index and the cache for FUZZ_SECONDS each, where cargo-fuzz is installed
+fuzz: ## Fuzz the decoder, the index, snapshots and the cache for FUZZ_SECONDS each, where cargo-fuzz is installed
 	@if cargo fuzz --version >/dev/null 2>&1; then \
 		mkdir -p fuzz/corpus/decode && cp -u tests/golden/hostile/* fuzz/corpus/decode/ && \
-		for target in decode index allocate; do \
+		for target in decode index snapshot allocate; do \
 			RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none $$target -- \
 				-max_total_time=$(FUZZ_SECONDS) || exit 1; \
 		done; \
 	else echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; fi
 
 fuzz-long: | $(CARGO) ## Fuzz the index and the cache by seed for a million steps (FUZZ_STEPS), release build
-	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz --test allocate_fuzz
+	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz --test snapshot_fuzz --test allocate_fuzz
 
 # ---- checks --------------------------------------------------------------------------------
 

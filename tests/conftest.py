@@ -17,6 +17,7 @@ EXPECTED_SKIPS: Final = frozenset(
         "needs rsvg-convert",
         "needs haproxy",
         "needs envoy",
+        "needs chromium",
         "needs promtool",
         "needs systemd-analyze",
         "needs the wheel",
@@ -26,13 +27,16 @@ EXPECTED_SKIPS: Final = frozenset(
 )
 """Reasons a test may skip for: material that a clone lacks, a program of librsvg2-bin,
 HAProxy, Envoy and kubernetes-validate, which `make .venv-gateway/installed` brings, promtool of
-Prometheus, systemd, kubectl, and the wheel that `make test` builds."""
+Prometheus, a browser, systemd, kubectl, and the wheel that `make test` builds."""
 
 collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
     collect_ignore.append("vllm")  # Needs a real vLLM: `make test-vllm`.
 if os.environ.get("KVBRAID_TORCH") != "1":
     collect_ignore.append("torch")  # Needs torch: `make test-torch`.
+
+if os.environ.get("KVBRAID_CONSOLE") != "1":
+    collect_ignore.append("console")  # Needs a browser: `make test-console`.
 
 # Shared machines make single examples slow, so no example has a deadline; the test has a timeout.
 settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None)

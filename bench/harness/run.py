@@ -28,6 +28,7 @@ ENVIRONMENTS = {
     "fire": ".venv-bench",
     "fleet": ".venv-bench",
     "layout": ".venv-wheel",
+    "operate": ".venv-bench",
     "recovery": ".venv-wheel",
     "retention": ".venv-wheel",
     "router": ".venv-bench",

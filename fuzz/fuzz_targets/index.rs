@@ -9,6 +9,8 @@ mod choices;
 mod encoder;
 #[path = "../../crates/core/tests/life/mod.rs"]
 mod life;
+#[path = "../../crates/core/tests/reseal/mod.rs"]
+mod reseal;
 
 use choices::{Bytes, Choices};
 use libfuzzer_sys::fuzz_target;

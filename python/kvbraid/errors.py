@@ -4,6 +4,7 @@ KvbraidError
 ├── InvalidValueError   a value outside what the operation accepts (also a ValueError)
 │   ├── TopologyError   groups or flags that no engine can have
 │   ├── LayoutError     layers that cannot be laid out in memory, or memory that no plan explains
+│   ├── SnapshotError   bytes that are no snapshot of the pod that they are given for
 │   └── NotHeldError    a hit that the cache no longer holds: match again
 ├── UnknownError        a pod, model, group or request that is not known (also a LookupError)
 ├── NoRankError         no rank of the model may be sent a request
@@ -43,6 +44,19 @@ class LayoutError(InvalidValueError):
 
 class NotHeldError(InvalidValueError):
     """A hit, or what a rewind reads, that the cache no longer holds: match again."""
+
+
+class SnapshotError(InvalidValueError):
+    """Bytes that are no snapshot of the pod that they are given for.
+
+    Attributes:
+        reason: `foreign`, `newer`, `older`, `cut`, `other_secret`, `other_pod`, `damaged` or
+            `impossible`.
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class UnknownError(KvbraidError, LookupError):

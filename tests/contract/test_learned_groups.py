@@ -14,7 +14,7 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, HashAlgo, block_keys
 from kvbraid.ids import PodState
-from kvbraid.spec import Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import MODEL, Group, Text, an_index, answer, exactly, tell
 
@@ -129,3 +129,26 @@ def test_what_is_in_doubt_stays_so_when_its_blocks_turn_out_to_be_parts_of_large
     (row,) = index.score(Request(model=MODEL, token_ids=PROMPT.prompt)).rows
     with_cpu = row.tiers["gpu+cpu"]
     assert (with_cpu.lower, with_cpu.upper) == (0, 96)
+
+
+def test_copies_told_by_hash_alone_are_in_doubt_when_blocks_turn_out_larger() -> None:
+    """They may be of whole blocks, though what the group was told to hold was parts of blocks."""
+    index = an_index()
+    tell(index, PROMPT.stored(replace(LARGE, block=32), range(1)))
+    tell(index, PROMPT.stored(LARGE, range(3), token_ids=(), block_size=0, medium="CPU"))
+    tell(index, PROMPT.stored(LARGE), *PROMPT.removed(LARGE, range(4)))
+    assert answer(index, PROMPT.prompt) == exactly(0)
+    assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == (0, 192)
+    tell(index, *PROMPT.removed(LARGE, range(1), medium="CPU"))
+    assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == exactly(0)
+    (pod,) = index.pods()
+    assert pod.refused == {}
+
+
+def test_a_whole_block_without_a_place_may_not_end_inside_a_block() -> None:
+    """The prompt repeats one token, so the block may end wherever a second one may."""
+    state = GroupSpec(kind=SpecKind.MAMBA, block_size=64)
+    index = an_index(Topology(groups=(state,), hash_block_size=32, partial_hits=True))
+    block = replace(STATE, idx=0, block=64)
+    tell(index, PROMPT.stored(block, range(2, 3), token_ids=(5,) * 64))
+    assert answer(index, (5,) * 161) == (0, 128)

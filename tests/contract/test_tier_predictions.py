@@ -150,10 +150,28 @@ def test_bounds_hold_when_the_cache_was_reset_and_the_device_stays_exact(like: s
     for number in range(40):
         followed.live()
         if number % 5 == 4:
-            followed.engine.cache.reset()
+            assert followed.engine.cache.reset()
             followed.tell()
         for each in followed.compare():
             assert each.bounds.lower <= each.hit <= each.bounds.upper, each
             assert each.is_exact or (followed.listener.was_cleared and each.key != "gpu"), each
             num_exact[each.is_exact] += 1
     assert num_exact[True] > num_exact[False] > 0
+
+
+@pytest.mark.parametrize("like", LIKE)
+def test_what_is_told_again_after_a_reset_is_exact_again(like: str) -> None:
+    followed = Followed(like, seed=5)
+    hits = set()
+    for number in range(40):
+        followed.live()
+        if number % 5 == 4:
+            assert followed.engine.cache.reset()
+            followed.engine.manager.tell_again()
+            followed.tell()
+            assert not followed.engine.manager.has_news
+        for each in followed.compare():
+            assert each.is_exact, each
+            hits.add((each.key, each.hit))
+    assert followed.listener.was_cleared
+    assert len(hits) > 6, "too little was found to say anything"

@@ -362,3 +362,23 @@ def test_ranks_hold_and_clear_apart() -> None:
     tell(index, AllBlocksCleared(), dp_rank=1)
     assert answer(index, dp_rank=0) == exactly(1024)
     assert answer(index, dp_rank=1) == exactly(0)
+
+
+def test_a_row_counts_what_each_group_holds_on_each_tier_and_its_memory() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), TEXT.stored(WINDOW, HALF), TEXT.stored(medium="CPU"))
+    tell(index, *TEXT.removed(FULL, range(48, 64)))
+
+    def held() -> tuple[list[dict[str, int]], int]:
+        index.check_integrity()
+        (info,) = index.pods()
+        return [group.held for group in info.groups], info.memory_bytes
+
+    by_group, memory_bytes = held()
+    assert by_group == [
+        {"gpu": 48, "cpu": 64, "storage": 0}, {"gpu": len(HALF), "cpu": 0, "storage": 0},
+    ]  # fmt: skip
+    assert 0 < memory_bytes <= index.memory_bytes()
+    tell(index, AllBlocksCleared())
+    by_group, _ = held()
+    assert by_group == [dict.fromkeys(("gpu", "cpu", "storage"), 0)] * 2

@@ -1,19 +1,21 @@
 """Random fleets with their index and their models: engines act, and every answer is checked."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
+import pytest
 from hypothesis import strategies as st
 from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
+from kvbraid.fleet.weights import TIER_WEIGHTS
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.spec import Topology
 
 from tests.reference import fleet_traffic as traffic
-from tests.reference.fleet_index import Prefix, RankModel
+from tests.reference.fleet_index import Answer, Prefix, RankModel
 from tests.reference.fleet_traffic import Engine, Habits, Hashes
 from tests.reference.topologies import topologies
 
@@ -30,6 +32,7 @@ class World:
     prompts: list[Prefix]
     random: Random
     idle: RankModel
+    renew: Callable[[], FleetIndex]
     forgets: bool = False
 
     def steps(self, count: int) -> Iterator[None]:
@@ -48,6 +51,17 @@ class World:
                 self.restart(engine.pod, engine.feed)
             self.index.check_integrity()
             yield
+
+    def save_and_load(self) -> None:
+        """Another index takes over from what this one saved, and knows the same from then on."""
+        other = self.renew()
+        for pod in {row.pod for row in self.index.pods()}:
+            saved = self.index.save(pod, note=pod)
+            assert other.load(pod, saved) == pod
+            assert other.save(pod, note=pod) == saved
+        other.check_integrity()
+        assert other.pods() == self.index.pods()
+        self.index = other
 
     def restart(self, pod: PodId, feed: int) -> None:
         """A feed sees its publisher come back empty: so are all engines that publish by it."""
@@ -99,16 +113,21 @@ def world(
     other shows itself by its payloads.
     """
     random = Random(seed)
-    index = FleetIndex(options)
-    if filler_ranks:
-        index.register(
-            FILLER,
-            model="m",
-            dp_size=filler_ranks,
-            topology=fleet[0],
-            engine=Hashes(1, None).profile,
-        )
-    engines = []
+    engines: list[Engine] = []
+
+    def renew() -> FleetIndex:
+        index = FleetIndex(options)
+        if filler_ranks:
+            index.register(
+                FILLER,
+                model="m",
+                dp_size=filler_ranks,
+                topology=fleet[0],
+                engine=Hashes(1, None).profile,
+            )
+        traffic.register(index, engines, {engine.pod: engine.feed + 1 for engine in engines})
+        return index
+
     for number, topology in enumerate(fleet):
         unit = traffic.unit_of(topology)
         feeds = random.choice(((0, 1), (0, 0)))
@@ -123,14 +142,35 @@ def world(
                 feed=feed,
             )
             engines.append(engine)
-    traffic.register(index, engines, {engine.pod: engine.feed + 1 for engine in engines})
+    index = renew()
     for engine in engines:
         engine.publish(index)
     unit = max(traffic.unit_of(topology) for topology in fleet)
     # No engine whose hash function is known has wide tokens.
     is_wide = algo is None and seed % 2 == 1
     prompts = traffic.prompts(random, unit, random.randint(1, 4), wide=is_wide)
-    return World(index, engines, prompts, random, idle=RankModel(fleet[0], {}))
+    return World(index, engines, prompts, random, idle=RankModel(fleet[0], {}), renew=renew)
+
+
+def tiers_of(name: str) -> list[Tier]:
+    return [Tier(tier) for tier in name.split("+")]
+
+
+def check_exact(row: PodScore, engine: Engine, prompt: Prefix) -> None:
+    for name, bounds in row.tiers.items():
+        expected = engine.model.answer(prompt, tiers_of(name))
+        assert Answer(bounds.lower, bounds.upper) == expected, (row, prompt)
+    assert row.present == engine.model.present(prompt, [Tier.GPU])
+    assert row.expected == engine.model.likely(prompt, [Tier.GPU])
+    assert row.score == pytest.approx(engine.model.score(prompt, TIER_WEIGHTS)), (row, prompt)
+
+
+def check_bounds(row: PodScore, engine: Engine, prompt: Prefix) -> None:
+    for name, bounds in row.tiers.items():
+        truth = engine.model.answer(prompt, tiers_of(name))
+        assert bounds.lower <= truth.lower, (name, row, prompt)
+        assert bounds.upper >= truth.upper, (name, row, prompt)
+    assert row.present <= engine.model.present(prompt, [Tier.GPU])
 
 
 SEEDS = st.integers(0, 2**32)

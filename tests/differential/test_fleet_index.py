@@ -5,26 +5,25 @@ bounds must contain the model's answer, and equal it if dense stores have placed
 held. Integrity is checked after every step.
 """
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import IndexOptions, Keys
-from kvbraid.fleet.weights import TIER_WEIGHTS
 from kvbraid.hashing import HashAlgo
-from kvbraid.ids import Tier
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.differential.fleet_worlds import FLEETS, HABITS, SECRET, SEEDS, STEPS, world
+from tests.differential.fleet_worlds import (
+    FLEETS,
+    HABITS,
+    SECRET,
+    SEEDS,
+    STEPS,
+    check_bounds,
+    check_exact,
+    world,
+)
 from tests.reference import fleet_traffic as traffic
-from tests.reference.fleet_index import Answer, Prefix
-from tests.reference.fleet_traffic import Engine, Habits
+from tests.reference.fleet_traffic import Habits
 from tests.reference.topologies import FULL
-
-
-def tiers_of(name: str) -> list[Tier]:
-    return [Tier(tier) for tier in name.split("+")]
-
 
 JOIN = IndexOptions(keys="join", secret=SECRET)
 
@@ -45,23 +44,6 @@ def sparse_topologies(draw: st.DrawFn) -> Topology:
         hash_block_size=unit,
         partial_hits=draw(st.sampled_from((False, False, True))),
     )
-
-
-def check_exact(row: PodScore, engine: Engine, prompt: Prefix) -> None:
-    for name, bounds in row.tiers.items():
-        expected = engine.model.answer(prompt, tiers_of(name))
-        assert Answer(bounds.lower, bounds.upper) == expected, (row, prompt)
-    assert row.present == engine.model.present(prompt, [Tier.GPU])
-    assert row.expected == engine.model.likely(prompt, [Tier.GPU])
-    assert row.score == pytest.approx(engine.model.score(prompt, TIER_WEIGHTS)), (row, prompt)
-
-
-def check_bounds(row: PodScore, engine: Engine, prompt: Prefix) -> None:
-    for name, bounds in row.tiers.items():
-        truth = engine.model.answer(prompt, tiers_of(name))
-        assert bounds.lower <= truth.lower, (name, row, prompt)
-        assert bounds.upper >= truth.upper, (name, row, prompt)
-    assert row.present <= engine.model.present(prompt, [Tier.GPU])
 
 
 @given(

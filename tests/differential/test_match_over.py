@@ -48,11 +48,12 @@ class Tier:
                     self.store((group, digest))
 
 
-def look(both: Both, tiers: Sequence[Tier], tokens: Sequence[int]) -> None:
+def look(both: Both, tiers: Sequence[Tier], tokens: Sequence[int], *, whole_blocks: bool) -> None:
     """Look a request up, and have it load what was found."""
     ours, theirs = both.native.add(tokens), both.model.add(tokens)
-    found = both.native.tiers.match_over(ours, [tier.cache.pool for tier in tiers])
-    expected = match_over(both.model, theirs, [tier.slots for tier in tiers])
+    pools, slots = [tier.cache.pool for tier in tiers], [tier.slots for tier in tiers]
+    found = both.native.tiers.match_over(ours, pools, whole_blocks=whole_blocks)
+    expected = match_over(both.model, theirs, slots, whole_blocks=whole_blocks)
     assert (found.match, found.num_pool_tokens, found.num_tokens) == expected[:3]
     assert found.fills() == expected.fills
     assert both.match(ours, theirs).num_tokens == found.num_pool_tokens <= found.num_tokens
@@ -100,8 +101,9 @@ def compare(config: CacheConfig, random: Random) -> None:
         for tier in tiers:
             tier.fill(random, hashes)
         for _ in range(6):
-            look(both, tiers, prompt[: random.randint(1, len(prompt))])
-            look(both, tiers, [*prompt[: random.randint(1, len(prompt))], 7, 7, 7][:MOST_TOKENS])
+            start = prompt[: random.randint(1, len(prompt))]
+            for tokens in (start, [*start, 7, 7, 7][:MOST_TOKENS]):
+                look(both, tiers, tokens, whole_blocks=random.random() < 0.5)
         for tier in tiers:
             tier.cache.debug.check_integrity()
             assert tier.cache.reset()

@@ -7,14 +7,21 @@ import msgspec
 import pytest
 from kvbraid.service.answers import (
     ConfigAnswer,
+    DrawnGroup,
+    DrawnRow,
     ExplainGroup,
     ExplainRow,
     Fallback,
     FitAnswer,
     KeyRow,
+    LadderInterval,
+    MissingBlocks,
     PickAnswer,
     PickCandidate,
     PodRow,
+    PodsAnswer,
+    RecentRank,
+    RecentRequest,
     RefusedConfig,
     ScoreAnswer,
 )
@@ -33,7 +40,7 @@ def section(title: str) -> str:
 
 def test_the_route_table_is_the_applications() -> None:
     listed = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", TEXT, re.MULTILINE)
-    assert listed == [(route.method, route.path) for route in ROUTES]
+    assert listed == [(route.method, route.path) for route in ROUTES if not route.is_page]
 
 
 def test_the_error_table_is_the_codes() -> None:
@@ -57,6 +64,13 @@ def test_the_error_table_is_the_codes() -> None:
         ("Picks", FitAnswer),
         ("Pods", PodBody),
         ("Pods", PodRow),
+        ("Pods", PodsAnswer),
+        ("What the console reads", DrawnGroup),
+        ("What the console reads", DrawnRow),
+        ("What the console reads", LadderInterval),
+        ("What the console reads", MissingBlocks),
+        ("What the console reads", RecentRank),
+        ("What the console reads", RecentRequest),
         ("Configuration", ConfigAnswer),
         ("Configuration", KeyRow),
         ("Configuration", RefusedConfig),
@@ -87,4 +101,4 @@ def test_the_right_of_each_route_is_in_the_table() -> None:
     listed = re.findall(
         r"^\| `[A-Z]+ /\S*` \| .* \| (?:`(\w+)`)? ?\| [^|]*\|$", TEXT, re.MULTILINE
     )
-    assert listed == [route.right or "" for route in ROUTES]
+    assert listed == [route.right or "" for route in ROUTES if not route.is_page]

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -26,6 +27,7 @@ from kvbraid.service.logs import JsonFormatter, TextFormatter
 from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
 from kvbraid.service.requests import PickFields, PickRequest, ReportBody
+from kvbraid.service.snapshots import Snapshots
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.docs.markdown import DOCS, blocks, codes, firsts, tables
@@ -98,10 +100,19 @@ def test_a_pod_that_was_met_late_answers_as_the_page_says(
     assert (row.lower, row.expected, row.upper) == (lower, 32, 64)
 
 
+class Saved(Snapshots):
+    """A pod was saved once, and there is nothing to load."""
+
+    def ages_s(self) -> dict[PodId, float]:
+        return {PodId("a"): 1.0}
+
+
 @pytest.fixture
-def metrics() -> str:
+def metrics(tmp_path: Path) -> str:
     """What a server that has followed, refused and answered something exports."""
-    service, connection_limits = Service(FakeIndex(), FakeFeed()), ConnectionLimits(Limits())
+    service = Service(FakeIndex(), FakeFeed())
+    service.snapshots = Saved(tmp_path, FleetIndex(), journal=Journal())
+    connection_limits = ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
     asked = PickRequest(
         Request(model="m", token_ids=[1]), PickFields(model="m", candidates=["a", "x"])
@@ -132,7 +143,13 @@ def test_the_labels_of_each_metric_are_listed(metrics: str) -> None:
         assert set(codes(labels)) == set(re.findall(r'(\w+)="', shown)), name
 
 
-UNSEEN: Final = {"limits.idle_s", "gateway.kept_bytes", "index.seen_limit_bytes"}
+UNSEEN: Final = {
+    "limits.idle_s",
+    "gateway.kept_bytes",
+    "index.seen_limit_bytes",
+    "console.requests",
+    "console.prompt_bytes",
+}
 """Limits that refuse nobody anything."""
 
 

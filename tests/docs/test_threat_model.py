@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 from kvbraid.service.config import IndexTable, Limits
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.feeds.rank_feed import MAX_MESSAGE_BYTES
@@ -33,6 +34,8 @@ def test_the_limits_are_the_options_with_their_defaults() -> None:
     }
     envoy = EnvoyOptions()
     options |= {"envoy.streams": envoy.streams, "envoy.decide_s": f"{envoy.decide_s:g}"}
+    console = msgspec.to_builtins(ConsoleOptions())
+    options |= {f"console.{name}": console[name] for name in console if name != "prompts"}
     options |= {f"index.{name}": index[name] for name in index if name.endswith("_bytes")}
     assert listed == {
         name: "none" if value is None else str(value) for name, value in options.items()

@@ -55,8 +55,8 @@ OF_OFFLOAD: Final = (
         (
             Edit(
                 f"{ROOM}/writing.py",
-                "self._to_drop.extend(write.key for write in writes if write.is_bad)",
-                "self._dropping.difference_update(w.key for w in writes if w.is_bad)",
+                "self._to_drop.extend(write.name for write in writes if write.is_bad)",
+                "self._dropping.difference_update(w.name for w in writes if w.is_bad)",
             ),
         ),
         (f"{UNIT}/test_retracting.py::test_a_write_under_way_is_followed_by_a_drop",),
@@ -79,19 +79,41 @@ OF_OFFLOAD: Final = (
         ),
     ),
     Mutant(
+        "tiers-not-reset",
+        "reset: after a change of weights, tiers keep what they have",
+        (
+            Edit(
+                f"{ROOM}/manager.py",
+                "        self._lookups.close()\n        self._loads.reset()\n",
+                "        return\n        self._loads.reset()\n",
+            ),
+        ),
+        (f"{UNIT}/test_resetting.py::test_all_that_tiers_had_is_forgotten_told_and_dropped",),
+    ),
+    Mutant(
+        "records-keep-their-names",
+        "reset: what new weights compute is written where engines with the old ones find it",
+        (Edit(f"{ROOM}/manager.py", "        tiers.rename_records()\n", ""),),
+        (
+            f"{UNIT}/test_resetting.py::"
+            "test_a_later_engine_finds_nothing_of_what_was_computed_with_other_weights",
+            f"{UNIT}/test_resetting.py::test_records_of_others_are_not_taken_in_any_more",
+        ),
+    ),
+    Mutant(
         "stored-before-removed",
         "events: a slot's new block is announced before the removal of the one that was in it",
         (
             Edit(
                 f"{ROOM}/announcing.py",
-                "            self._events += removals\n        for block in blocks:\n",
+                "            self._events.extend(removals)\n        for block in blocks:\n",
                 "        for block in blocks:\n",
             ),
             Edit(
                 f"{ROOM}/announcing.py",
                 "            self._run.append(block)\n",
                 "            self._run.append(block)\n        self._end_run()\n"
-                "        self._events += removals\n",
+                "        self._events.extend(removals)\n",
             ),
         ),
         (f"{UNIT}/test_storing.py::test_a_full_host_loses_what_was_used_longest_ago",),

@@ -166,10 +166,11 @@ class Engine:
                 self.model.tell(None, hashes)
 
     def offload(self, prompt: Prefix) -> None:
-        """Announce copies on another tier by hash alone."""
+        """Announce copies on another tier by hash alone, sometimes of parts of blocks."""
         chain = self.hashes.of(prompt)
         group = self.random.randrange(len(self.topology.groups))
-        step = self.topology.groups[group].block_size // self.hashes.block_size
+        is_part = self.random.random() < self.habits.partial
+        step = 1 if is_part else self.topology.groups[group].block_size // self.hashes.block_size
         hashes = tuple(
             h for h in chain[step - 1 :: step] if self.random.random() < self.habits.other_tier
         )

@@ -1,16 +1,18 @@
 """What a request can reuse of a cache and its tiers, by brute force over lengths and places.
 
 A tier is what its index finds: group and hash to slots, oldest first. The boundary is the longest
-that the rule accepts if all held what any holds. The load begins at the longest boundary, at most
-the hit of the cache alone, whose hit has all that is needed before it.
+that the rule, or that without hits inside blocks, accepts if all held what any holds. The load
+begins at the longest boundary, at most the hit of the cache alone, whose hit has all that is
+needed before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from kvbraid.cache import Fill, Match
 from kvbraid.ids import BlockId
-from kvbraid.spec import SpecKind
+from kvbraid.spec import SpecKind, Topology
 
 from tests.reference import resume
 from tests.reference.cache_findable import FindableModel
@@ -30,11 +32,16 @@ class Over(NamedTuple):
     fills: list[Fill]
 
 
-def match_over(model: FindableModel, request: int, tiers: Sequence[Slots]) -> Over:
-    known, replay = model.memory.requests[request], model.config.topology.replay_tokens
+def match_over(
+    model: FindableModel, request: int, tiers: Sequence[Slots], *, whole_blocks: bool = False
+) -> Over:
+    known, topology = model.memory.requests[request], model.config.topology
+    replay = topology.replay_tokens
+    if whole_blocks:
+        topology = replace(topology, partial_hits=False)
     sources: list[Slots] = [model.memory.pool.copies, *tiers]
     hit = model.hit_of(known)
-    end = resume_over(model, known, sources)
+    end = resume_over(model, topology, known, sources)
     if end <= hit.num_tokens:
         return Over(hit, hit.num_tokens, hit.num_tokens, [])
     starts = [s for s in range(1, hit.num_tokens + 1) if (s + replay) % model.alignment == 0]
@@ -48,7 +55,9 @@ def match_over(model: FindableModel, request: int, tiers: Sequence[Slots]) -> Ov
     return Over(Match(start, hit.junction), hit.num_tokens, end, fills)
 
 
-def resume_over(model: FindableModel, request: Request, sources: Sequence[Slots]) -> int:
+def resume_over(
+    model: FindableModel, topology: Topology, request: Request, sources: Sequence[Slots]
+) -> int:
     """The rule, of one cache with everything."""
     if not model.shared_groups():
         return 0
@@ -57,7 +66,7 @@ def resume_over(model: FindableModel, request: Request, sources: Sequence[Slots]
         frozenset(end for end, digest in ends if any((g, digest) in each for each in sources))
         for g in range(model.num_groups)
     ]
-    return resume.resume(model.config.topology, len(request.tokens), held)
+    return resume.resume(topology, len(request.tokens), held)
 
 
 def lacks(model: FindableModel, request: Request, start: int, end: int) -> bool:

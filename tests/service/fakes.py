@@ -2,12 +2,13 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import UnknownError
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet import Columns
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
@@ -170,10 +171,10 @@ class FakeIndex:
                 groups=[
                     SimpleNamespace(
                         group=0, kind=SpecKind.FULL_ATTENTION, block_size=16, window=None,
-                        chunk=None, eagle=False,
+                        chunk=None, eagle=False, held={"gpu": 8, "cpu": 0, "storage": 0},
                     )
                 ],
-                hash_function="unknown", num_blocks=8,
+                hash_function="unknown", num_blocks=8, memory_bytes=4096,
                 placed={"tokens": 5, "join": 2, "query": 0, "unplaced": 1},
                 refused={"topic_mismatch": 4},
             )
@@ -207,7 +208,12 @@ class FakeFeed:
         if self.unusable is not None:
             raise self.unusable
 
-    def add(self, pod: PodId, config: Followed, /) -> None:
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
+        del pod, work
+        return False
+
+    def add(self, pod: PodId, config: Followed, progress: Sequence[Settled] = (), /) -> None:
+        del progress
         refuse, self.refuse_next = self.refuse or self.refuse_next, None
         if refuse is not None:
             raise refuse
@@ -222,7 +228,7 @@ class FakeFeed:
         return [
             SimpleNamespace(
                 pod=pod, dp_rank=rank, last_seq=7, state=self.state, messages=8,
-                is_rebuilt=pod not in self.unbuilt,
+                is_rebuilt=pod not in self.unbuilt, applied_at=12.5,
             )
             for pod, config in self.following.items()
             for rank in range(config.dp_size)

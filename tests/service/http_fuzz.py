@@ -26,10 +26,12 @@ import httpx
 import msgspec
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.service.config import Limits, PodBody, ServerOptions
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
 from kvbraid.service.http.routes import ROUTES
+from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import MediaBody, PickBody, ReportBody, RoutedBody, ScoreBody
 from kvbraid.spec import SpecKind
@@ -227,7 +229,9 @@ class Session:
         self.draw = Draw(seed)
         self.counts: Counter[int] = Counter()
         self._errors = _Errors()
-        self._service = Service(FleetIndex(), FakeFeed(), limits=LIMITS)
+        index = FleetIndex()
+        picking = Picking(index, console=ConsoleOptions(streams=0))  # None would ever end.
+        self._service = Service(index, FakeFeed(), limits=LIMITS, picking=picking)
         app = Application(self._service, access=Access.of(ServerOptions()))
         self._wires = Wires(app)
         self._open: list[Wire] = []

@@ -10,6 +10,7 @@ from kvbraid.events.wire import encode_batch
 from kvbraid.fleet import FleetIndex, Request, Scores, Seen
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.http.app import Application
 from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
@@ -87,9 +88,10 @@ def fleet_of(
     routing: Routing | None = None,
     limits: Limits | None = None,
     index: FleetIndex | None = None,
+    console: ConsoleOptions | None = None,
 ) -> Iterator[Fleet]:
     index, clock = index or FleetIndex(), Clock()
-    picking = Picking(index, routing, clock=clock)
+    picking = Picking(index, routing, console=console, clock=clock)
     service = Service(index, FakeFeed(), picking=picking, limits=limits)
     with TestClient(Application(service), base_url="http://localhost") as client:
         fleet = Fleet(client, index, service, clock)
@@ -97,6 +99,8 @@ def fleet_of(
         fleet.put("b")
         yield fleet
     picking._router.check_integrity()
+    picking.recent.check_integrity()
+    picking.ladder.history.check_integrity()
 
 
 def hold(index: FleetIndex, pod: str, num_tokens: int) -> None:

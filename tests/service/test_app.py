@@ -70,7 +70,7 @@ def test_every_code_is_reachable_from_a_route_or_from_what_comes_before_it() -> 
     assert listed | {"not_found", "method_not_allowed", *EVERYWHERE} == set(ERRORS)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/score/", "/V1/score", "/v1/podsx"])
+@pytest.mark.parametrize("path", ["/x", "/v1", "/v1/score/", "/V1/score", "/v1/podsx"])
 def test_an_unknown_path_is_404_in_the_one_shape(client: TestClient, path: str) -> None:
     assert refusal(client.get(path)) == (404, "not_found", f"GET {path}")
 

@@ -363,8 +363,8 @@ def row(
 ) -> PodRow:
     return PodRow(
         pod=PodId(pod), dp_rank=rank, model="m", state=PodState.EXACT, reason="", messages=0,
-        groups=[], placed={}, refused={}, hash_function="", num_blocks=0, last_seq=None,
-        endpoint=endpoint, replay_endpoint=None, bind=bind,
+        groups=[], placed={}, refused={}, hash_function="", num_blocks=0, memory_bytes=0,
+        last_seq=None, endpoint=endpoint, replay_endpoint=None, bind=bind,
     )  # fmt: skip
 
 

@@ -20,9 +20,10 @@ def test_whatever_arrives_every_answer_is_documented_and_nothing_is_left_behind(
     assert {200, 400, 404} <= set(counts)
 
 
-def test_a_real_server_survives_what_nearly_is_http() -> None:
-    draw = http_fuzz.Draw(SEED)
-    with serving() as (process, url):
+def test_a_real_server_survives_what_nearly_is_http(tmp_path: Path) -> None:
+    draw, config = http_fuzz.Draw(SEED), tmp_path / "fleet.toml"
+    config.write_text("[console]\nstreams = 0\n")  # None would ever end.
+    with serving("--config", str(config)) as (process, url):
         seen = http_fuzz.storm(url, draw, connections=min(STEPS, 2000))
         assert http_fuzz.is_well(url)
         process.terminate()

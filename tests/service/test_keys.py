@@ -17,9 +17,11 @@ from httpx import Response
 from kvbraid.cli import cli
 from kvbraid.gateway.directions import RIGHT
 from kvbraid.service.config import ServerOptions
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.fleet_file import examine
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
+from kvbraid.service.http.pages import FILES
 from kvbraid.service.http.routes import ROUTES, Route
 from kvbraid.service.keys import RIGHTS, KeyEntry, Right, digest, new_key
 from kvbraid.service.registry import Service
@@ -32,10 +34,15 @@ KEYS: Final[dict[Right, str]] = {right: f"key-of-{right}" for right in RIGHTS}
 RIGHT_OF: Final[dict[tuple[str, str], Right | None]] = {
     ("POST", "/v1/score"): "explain",
     ("POST", "/v1/explain"): "explain",
+    ("POST", "/v1/strips"): "explain",
+    ("GET", "/v1/strips"): "explain",
     ("POST", "/v1/routed"): "route",
     ("POST", "/v1/pick"): "route",
     ("POST", "/v1/picked"): "route",
     ("GET", "/v1/ladder"): "read",
+    ("GET", "/v1/ladder/history"): "read",
+    ("GET", "/v1/requests"): "read",
+    ("GET", "/v1/events"): "read",
     ("GET", "/v1/pods"): "read",
     ("PUT", "/v1/pods/{id}"): "change",
     ("DELETE", "/v1/pods/{id}"): "change",
@@ -45,6 +52,11 @@ RIGHT_OF: Final[dict[tuple[str, str], Right | None]] = {
     ("GET", "/readyz"): None,
     ("GET", "/metrics"): "read",
     ("GET", "/openapi.json"): None,
+    ("GET", "/fleet.json"): "read",
+    ("GET", "/requests.json"): "read",
+    ("GET", "/explain.json"): "explain",
+    ("GET", "/ladder.json"): "read",
+    **{("GET", path): None for path in FILES},
 }
 
 
@@ -72,6 +84,7 @@ def access() -> Access:
 
 @pytest.fixture
 def guarded(service: Service, access: Access) -> Iterator[TestClient]:
+    service.picking.recent.options = ConsoleOptions(streams=0)  # None would ever end.
     with TestClient(Application(service, access=access)) as client:
         yield client
 

@@ -1,46 +1,22 @@
 """A service over real sockets that is started after its engine and knows the size of its pool."""
 
-from collections.abc import Callable
-from time import monotonic, sleep
-
 from kvbraid.engine import EngineProfile
-from kvbraid.events import BlockRemoved, BlockStored, encode_batch
+from kvbraid.events import BlockRemoved, encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.feeds.rank_feed import PodFeed
 from kvbraid.service.feeds.subscriber import Subscriber
-from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.service.engines import open_publisher
 from tests.service.recording_sink import TIMEOUT_S
+from tests.service.stores import FULL, stored, wait_until
 
 POD = PodId("a")
-FULL = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4),))
-
-
-def stored(first: int, blocks: int) -> bytes:
-    """So many blocks of a prompt of its own."""
-    event = BlockStored(
-        block_hashes=tuple(range(first, first + blocks)),
-        parent_block_hash=None,
-        token_ids=tuple(range(4 * first, 4 * (first + blocks))),
-        block_size=4,
-        group_idx=0,
-        kv_cache_spec_kind="full_attention",
-    )
-    return encode_batch([event])
 
 
 def removed(*hashes: int) -> bytes:
     return encode_batch([BlockRemoved(block_hashes=hashes, group_idx=0)])
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = monotonic() + TIMEOUT_S
-    while not is_so():
-        assert monotonic() < end
-        sleep(0.01)
 
 
 def test_a_pod_that_was_met_late_is_exact_again_when_its_pool_is_known() -> None:

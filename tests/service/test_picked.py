@@ -8,7 +8,8 @@ from typing import ClassVar, cast
 import pytest
 from kvbraid.fleet import Request, Scores
 from kvbraid.policy import RouterOptions
-from kvbraid.service.http.routes import Call, Context, pick_at_once
+from kvbraid.service.http.calls import Call, Context
+from kvbraid.service.http.routes import pick_at_once
 from kvbraid.service.routing import Routing
 
 from tests.service.picks import (

@@ -11,6 +11,7 @@ from kvbraid.service.answers import PodsAnswer
 from kvbraid.service.config import ServerOptions
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
+from kvbraid.service.journal import Rank
 from kvbraid.service.registry import Service
 from kvbraid.spec import EngineDialect, SpecKind
 
@@ -234,7 +235,7 @@ def test_a_pod_that_the_feed_refuses_is_not_registered(
     feed.refuse = InvalidValueError("cannot bind")
     assert refusal(client.put("/v1/pods/a", json=POD))[:2] == (400, "invalid_value")
     assert index.registered == {}
-    assert client.get("/v1/pods").json() == {"pods": []}
+    assert client.get("/v1/pods").json()["pods"] == []
 
 
 def test_delete_forgets_the_pod_and_its_model(client: TestClient, index: FakeIndex) -> None:
@@ -255,6 +256,22 @@ def test_pods_join_the_index_with_the_feed(client: TestClient) -> None:
     ]
     assert rows[0].endpoint == POD["endpoint"]
     assert rows[0].refused == {"topic_mismatch": 4}
+    assert rows[0].groups[0].held == {"gpu": 8, "cpu": 0, "storage": 0}
+
+
+def test_a_row_says_since_when_and_what_was_wrong_by_the_clock_of_the_answer(
+    client: TestClient, service: Service
+) -> None:
+    client.put("/v1/pods/a", json=POD)
+    service.journal.note("lost", Rank("a", 0), "batches 0 to 5 are lost")
+    answer = msgspec.json.decode(client.get("/v1/pods").content, type=PodsAnswer)
+    (row,) = answer.pods
+    assert row.problem is not None
+    assert (row.problem.event, row.problem.text) == ("lost", "batches 0 to 5 are lost")
+    assert row.state_s is not None
+    assert row.state_s <= row.problem.at_s <= answer.now_s
+    assert (row.applied_s, row.memory_bytes, answer.memory_bytes) == (12.5, 4096, 4096)
+    assert (row.waiting, row.engine_load) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,22 @@ async def test_nobody_is_told_of_pods_if_that_is_off() -> None:
             assert (head.status, passed) == ((200, 1) if path.startswith("/v1/") else (404, 0))
         for path in ("/healthz", "/readyz", "/v1/models"):
             assert (await them.ask(get(path)))[0].status == 200
+        for path in CONSOLE:
+            assert (await them.ask(get(path)))[0].status == 404
+
+
+CONSOLE = ("/", "/fleet", "/fleet.json", "/console/main.js")
+
+
+@in_loop
+async def test_a_gateway_has_the_console_and_shows_what_it_forwards() -> None:
+    async with fleet(greets) as them:
+        for path in CONSOLE:
+            assert (await them.ask(get(path)))[0].status == 200
+        assert (await them.ask(post()))[0].status == 200
+        _, body = await them.ask(get("/requests.json"))
+        (row,) = json.loads(body)["requests"]
+        assert (row["status"], row["chosen"]["pod"]) == ("ended", "a")
 
 
 @in_loop
@@ -244,7 +260,7 @@ async def test_other_paths_are_passed_on_and_counted_as_load() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/sleep", "/", "/v1/../sleep", "/v1/./x", "/v1/%2e%2e/sleep", "/v1", "/metricsx", "//v1/x"],
+    ["/sleep", "/x", "/v1/../sleep", "/v1/./x", "/v1/%2e%2e/sleep", "/v1", "/metricsx", "//v1/x"],
 )
 @in_loop
 async def test_what_engines_offer_their_operators_is_not_passed_on(path: str) -> None:

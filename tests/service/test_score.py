@@ -12,7 +12,8 @@ from httpx import Response
 from kvbraid.hashing import MediaItem
 from kvbraid.ids import Tier
 from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
-from kvbraid.service.http.routes import Call, is_short
+from kvbraid.service.http.calls import Call
+from kvbraid.service.http.routes import is_short
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ScoreBody
 

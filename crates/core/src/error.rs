@@ -11,6 +11,14 @@ pub enum Error {
     /// A pod, model or group that was never registered.
     #[error("{0}")]
     Unknown(String),
+    /// Bytes that are no snapshot of the pod that they were given for.
+    #[error("{text}")]
+    Snapshot {
+        /// Why they are not.
+        reason: crate::fleet::Unfit,
+        /// The same in words, with the remedy.
+        text: String,
+    },
     /// A request that the cache does not have.
     #[error("request {0} is not known; it was released, or never added")]
     UnknownRequest(u64),

@@ -10,8 +10,15 @@
 //! The base R is drawn at random (`secret`), and never shown: two different prefixes of at most L
 //! tokens have one key for at most L of the 2^61 bases, whoever chose the prefixes.
 
+use serde::{Deserialize, Serialize};
+
 /// The field's prime, of the Mersenne kind, so that folding needs no division.
 const P: u64 = (1 << 61) - 1;
+
+/// Whether a number is a key, a summand of keys or a local part.
+pub(crate) const fn is_key(number: u64) -> bool {
+    number < P
+}
 
 /// The sum of two keys: adds marks to a local part, or a salt to a key.
 #[must_use]
@@ -67,7 +74,7 @@ pub const fn scatter(mut x: u64) -> u64 {
 pub type PrefixKey = u64;
 
 /// What a span of tokens does to the key of the prefix before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Step {
     /// Tokens in the span.
     pub tokens: u32,

@@ -82,6 +82,31 @@ impl Secret {
         PayloadHash(bytes)
     }
 
+    /// A number that tells whether two secrets, and what was made with them, are the same. It is a
+    /// function of two texts, and tells nothing about either or about the secret.
+    #[must_use]
+    pub(crate) fn check(&self, kind: &str, of: &str) -> u64 {
+        low(self.number(&format!("check of {kind} {of}")))
+    }
+
+    /// A seal over bytes: HMAC-SHA256 with a key of its own.
+    #[must_use]
+    pub(crate) fn seal(&self, bytes: &[u8]) -> [u8; 32] {
+        let key = Sha256::new()
+            .chain_update(self.0)
+            .chain_update("key of seals");
+        let padded = |pad: u8| {
+            let mut block = [pad; 64];
+            for (byte, of_key) in block.iter_mut().zip(key.clone().finalize()) {
+                *byte ^= of_key;
+            }
+            block
+        };
+        let inner = Sha256::new().chain_update(padded(0x36)).chain_update(bytes);
+        let outer = Sha256::new().chain_update(padded(0x5C));
+        outer.chain_update(inner.finalize()).finalize().into()
+    }
+
     /// The function that turns texts into summands of keys.
     #[must_use]
     pub(crate) fn text_hash(&self) -> TextHash {

@@ -5,9 +5,10 @@
 use crate::divisors::gcd;
 use crate::error::{Error, Result};
 use crate::names::{named, names};
+use serde::{Deserialize, Serialize};
 
 /// The attention kind of a group. Its name on the wire is in `SpecKind::NAMES`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SpecKind {
     /// A token attends to every earlier token.
     FullAttention,
@@ -68,7 +69,7 @@ impl SpecKind {
 }
 
 /// One group: layers that share a kind and a block table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupSpec {
     /// The attention kind.
     pub kind: SpecKind,
@@ -131,7 +132,7 @@ impl GroupSpec {
 
 /// How a real engine differs from the rule: a set of flags, each of which `docs/resume-rule.md`
 /// describes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct EngineDialect(u8);
 
 impl EngineDialect {
@@ -228,7 +229,7 @@ impl EngineDialect {
 }
 
 /// Everything the resume rule needs to know of one pod's cache.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Topology {
     /// The groups in the engine's own order; the index is the wire's `group_idx`.
     pub groups: Vec<GroupSpec>,

@@ -8,6 +8,7 @@
 mod choices;
 mod encoder;
 mod life;
+mod reseal;
 
 use choices::play_lives;
 use life::Life;

@@ -127,9 +127,10 @@ impl CacheCore {
         py: Python<'py>,
         request: RequestIdArg,
         tiers: Vec<Py<Self>>,
+        whole_blocks: bool,
     ) -> PyResult<TierMatchTuple<'py>> {
         let tiers: Vec<_> = tiers.iter().map(|tier| &tier.get().cache).collect();
-        let found = py.detach(|| tiers::match_over(&self.cache, request.0, &tiers));
+        let found = py.detach(|| tiers::match_over(&self.cache, request.0, &tiers, whole_blocks));
         tiers::tier_match(py, &found.map_err(to_python)?)
     }
 

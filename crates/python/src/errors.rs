@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 pyo3::import_exception!(kvbraid.errors, InvalidValueError);
 pyo3::import_exception!(kvbraid.errors, NotHeldError);
+pyo3::import_exception!(kvbraid.errors, SnapshotError);
 pyo3::import_exception!(kvbraid.errors, UnknownError);
 
 /// The exception that carries this error's message.
@@ -18,6 +19,7 @@ pub(crate) fn to_python(error: Error) -> PyErr {
         Error::InvalidValue(_) | Error::GivenTwice(_) | Error::UnknownBlock { .. } => {
             InvalidValueError::new_err(text)
         }
+        Error::Snapshot { reason, .. } => SnapshotError::new_err((text, reason.name())),
         Error::Unknown(_) | Error::UnknownRequest(_) => UnknownError::new_err(text),
         Error::NotHeld { .. } | Error::NoWayBack { .. } => NotHeldError::new_err(text),
     }

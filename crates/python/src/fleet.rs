@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
 use kvbraid_core::fleet::{
-    Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row, ScoreRequest,
-    SeenBefore, State,
+    self, Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row,
+    ScoreRequest, SeenBefore, State,
 };
 use kvbraid_core::spec::GroupSpec;
 use kvbraid_core::{Error, Result};
@@ -53,7 +53,7 @@ type InfoTuple = (
     Vec<GroupTuple>,
     (u64, u64, u64, u64),
     BTreeMap<String, u64>,
-    (&'static str, usize),
+    (&'static str, usize, usize, Vec<Vec<usize>>),
 );
 
 /// What every pod of a fleet holds, and what a request can reuse.
@@ -230,6 +230,11 @@ fn strip_tuple(strip: GroupStrip) -> StripTuple {
 
 fn info_tuple(info: RankInfo) -> InfoTuple {
     let placed = info.placed;
+    let held = info
+        .groups
+        .iter()
+        .map(|group| group.held.to_vec())
+        .collect();
     (
         info.pod,
         info.dp_rank,
@@ -242,7 +247,7 @@ fn info_tuple(info: RankInfo) -> InfoTuple {
             .collect(),
         (placed.tokens, placed.join, placed.query, info.unplaced),
         info.refused,
-        (info.hash_function, info.blocks),
+        (info.hash_function, info.blocks, info.bytes, held),
     )
 }
 
@@ -297,6 +302,19 @@ impl FleetCore {
         let done = py.detach(|| self.index.take_in_many(name, dp_rank, &payloads, budget));
         let done = done.map_err(to_python)?.into_iter();
         Ok(done.map(applied_tuple).collect())
+    }
+
+    /// The pod as bytes, with the caller's note.
+    fn save<'py>(&self, py: Python<'py>, name: &str, note: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let saved = py.detach(|| Ok(self.index.save(name, note)?.seal()));
+        saved
+            .map(|bytes| PyBytes::new(py, &bytes))
+            .map_err(to_python)
+    }
+
+    /// The note that was saved with the pod.
+    fn load(&self, py: Python<'_>, name: &str, saved: &[u8]) -> PyResult<String> {
+        self.change(py, |index| fleet::load(index, name, saved))
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {

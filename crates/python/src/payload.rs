@@ -2,7 +2,7 @@
 //! that distinguishes payloads.
 
 use kvbraid_core::blocks;
-use kvbraid_core::secret::PayloadHash;
+use kvbraid_core::secret::{PayloadHash, Secret};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
@@ -36,7 +36,7 @@ fn encode_events<'py>(
     })
 }
 
-/// Digests of payloads. Each object has its own secret.
+/// Digests of payloads. Each object has its own secret, unless it is given one.
 #[pyclass(frozen, module = "kvbraid._native")]
 struct PayloadDigest {
     hash: PayloadHash,
@@ -45,9 +45,11 @@ struct PayloadDigest {
 #[pymethods]
 impl PayloadDigest {
     #[new]
-    fn new() -> Self {
+    #[pyo3(signature = (secret=None))]
+    fn new(secret: Option<[u8; 32]>) -> Self {
+        let secret = secret.map_or_else(secret::draw, Secret::new);
         Self {
-            hash: secret::draw().payload_hash(),
+            hash: secret.payload_hash(),
         }
     }
 

@@ -8,7 +8,9 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Applied, Asked, Index, RankInfo, SLICE, ScoreRequest, SeenBefore};
+use kvbraid_core::fleet::{
+    Applied, Asked, Index, RankInfo, SLICE, Saving, ScoreRequest, SeenBefore, Unsealed,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A longer payload is decoded without holding the index, because that takes a millisecond or more.
@@ -99,6 +101,17 @@ impl SharedIndex {
         let changed = change(&mut index);
         keep_limits(&mut index);
         changed
+    }
+
+    /// A pod as bytes, one portion at a time, but for its seal: nobody waits for that.
+    pub(crate) fn save(&self, name: &str, note: &str) -> Result<Unsealed, Error> {
+        let _turn = self.turn.lock();
+        let mut index = self.index.lock();
+        let mut saving = Saving::new(&index, name, note)?;
+        while !saving.advance(&mut index, SLICE) {
+            MutexGuard::bump(&mut index);
+        }
+        saving.finish(&index)
     }
 
     /// Resets the ranks of a feed, one portion at a time.

@@ -112,7 +112,9 @@ class CacheTiers:
         """
         return [Findable(*found) for found in self._core.take_findable()]
 
-    def match_over(self, request: int, tiers: Sequence[BlockPool]) -> TierMatch:
+    def match_over(
+        self, request: int, tiers: Sequence[BlockPool], *, whole_blocks: bool = False
+    ) -> TierMatch:
         """Return how much a request can reuse of the cache and its tiers together.
 
         The boundary is that of the rule (`EngineDialect.PURE`) for one cache that holds what the
@@ -127,6 +129,8 @@ class CacheTiers:
         Args:
             request: The request.
             tiers: The indexes, nearest first: pools of caches with the same groups.
+            whole_blocks: Take the boundary of the rule without hits inside blocks: for an engine
+                that ends no load there.
 
         Raises:
             UnknownError: The request is not known.
@@ -135,7 +139,7 @@ class CacheTiers:
         check("tiers", tiers, Sequence)
         for number, tier in enumerate(tiers):
             check(f"tiers[{number}]", tier, BlockPool)
-        found = self._core.match_over(request, [tier.native for tier in tiers])
+        found = self._core.match_over(request, [tier.native for tier in tiers], whole_blocks)
         adopted, junction, num_pool_tokens, num_tokens, *columns = found
         groups, positions, sources, block_ids = (memoryview(c).cast("I") for c in columns)
         return TierMatch(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
-from kvbraid.events.digest import digest_of, digests_of
+from kvbraid.events.digest import RANDOM, Digests
 from kvbraid.events.held import HeldBatches
 from kvbraid.ids import PodState
 
@@ -97,6 +97,20 @@ class _Proof(NamedTuple):
     digest: int
 
 
+class Settled(NamedTuple):
+    """What a tracker has settled, from which one in another process can go on.
+
+    `last` and `digest` are those of the batch delivered last (None: it was lost), `lost_to` the
+    highest number lost; `is_complete` says that nothing is missing up to `last`, `why` why not.
+    """
+
+    last: int
+    digest: int | None
+    lost_to: int
+    is_complete: bool
+    why: str
+
+
 class SequenceTracker:
     """Numbers of one publisher; not thread-safe, one owner feeds it.
 
@@ -105,16 +119,24 @@ class SequenceTracker:
             live batches are counted as overflowed, and asked for again after the replay.
         remembered: How many of the latest payloads have their digests kept, to tell duplicates
             from restarts.
+        digests: Of payloads; those of another process have to be under the same key.
 
     Attributes:
         last: The highest settled number (delivered or lost), -1 before the first.
     """
 
-    def __init__(self, *, hold_limit_bytes: int = 32 << 20, remembered: int = 1024) -> None:
+    def __init__(
+        self,
+        *,
+        hold_limit_bytes: int = 32 << 20,
+        remembered: int = 1024,
+        digests: Digests = RANDOM,
+    ) -> None:
         self.counts = SequenceCounts()
         self.last = -1
         self._hold_limit_bytes = hold_limit_bytes
         self._remembered = remembered
+        self._digest_of, self._digests_of = digests.of, digests.of_each
         self._phase = Phase.DOWN
         self._row = TABLE[Phase.DOWN]
         self._known_to = -1  # A failed feed had heard of it: it must come again, or is lost.
@@ -133,6 +155,22 @@ class SequenceTracker:
     def reason(self) -> str:
         """Why the state is not EXACT; empty when it is."""
         return self._said.reason
+
+    def progress(self) -> Settled | None:
+        """Return what is settled; None while it is in doubt whose batches the last ones are."""
+        if self._proof is not None:
+            return None
+        return Settled(self.last, self._last_digest, self._lost_to, self._is_complete, self._why)
+
+    def go_on(self, progress: Settled) -> None:
+        """Begin with what another tracker had settled, before any input.
+
+        The engine has to show the batch delivered last, as after any other connection.
+        """
+        assert (self.last, self._phase) == (-1, Phase.DOWN), "a tracker that has begun"
+        self.last = self._seen = progress.last
+        self._last_digest, self._lost_to = progress.digest, progress.lost_to
+        self._is_complete, self._why = progress.is_complete, progress.why
 
     # Inputs. Each returns the outputs, to be carried out in this order.
 
@@ -156,7 +194,7 @@ class SequenceTracker:
             return False
         seqs, digests, num_slots = self._ring_seqs, self._ring_digests, self._remembered
         # As `_remember`, without the calls.
-        for seq, digest in enumerate(digests_of(payloads), first):
+        for seq, digest in enumerate(self._digests_of(payloads), first):
             slot = seq % num_slots
             seqs[slot] = seq
             digests[slot] = self._last_digest = digest
@@ -276,11 +314,11 @@ class SequenceTracker:
     def _remember(self, seq: int, payload: bytes) -> None:
         slot = seq % self._remembered
         self._ring_seqs[slot] = seq
-        self._ring_digests[slot] = digest_of(payload)
+        self._ring_digests[slot] = self._digest_of(payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
         self.last = seq
-        self._last_digest = digest_of(payload)
+        self._last_digest = self._digest_of(payload)
         self._out.append(Deliver(seq, payload))
         if seq == 0:
             self._mark_complete()
@@ -317,7 +355,7 @@ class SequenceTracker:
         slot = seq % self._remembered
         if self._ring_seqs[slot] != seq:
             return None
-        return self._ring_digests[slot] == digest_of(payload)
+        return self._ring_digests[slot] == self._digest_of(payload)
 
     def _repeat(self, seq: int, payload: bytes) -> None:
         """A live number that is already used: a duplicate, or a restarted engine.
@@ -443,7 +481,7 @@ def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
     t._ask.lowest = seq if t._ask.lowest is None else min(t._ask.lowest, seq)
     same = t._is_same(seq, payload)
     if t._proof is not None and seq == t._proof.seq:
-        same = t._proof.digest == digest_of(payload)
+        same = t._proof.digest == t._digest_of(payload)
         t._proof = None
     if same is False:
         t._restart()

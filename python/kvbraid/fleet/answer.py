@@ -182,7 +182,10 @@ class Scores:
 
 
 class KnownGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One group as configured, or as learned from events."""
+    """One group as configured, or as learned from events.
+
+    `held` counts its blocks that are certainly held and have a place, by tier.
+    """
 
     group: GroupId | None
     kind: SpecKind
@@ -190,6 +193,7 @@ class KnownGroup(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None
     chunk: int | None
     eagle: bool
+    held: dict[str, int]
 
 
 class GroupStrip(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +238,7 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     `placed` counts the hashes in the rank's events by how their places were found (`tokens`,
     `join`, `query`) and those still without a place (`unplaced`). `refused` counts refusals and
     notes by reason. `hash_function` says how far the engine's hash function is trusted.
+    `memory_bytes` is what the index holds for this rank alone, by capacity.
     """
 
     pod: PodId
@@ -247,6 +252,7 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]
     hash_function: str
     num_blocks: int
+    memory_bytes: int
 
 
 class Applied(NamedTuple):

@@ -180,6 +180,28 @@ class FleetIndex:
             raise
         return list(map(Applied._make, done))
 
+    def save(self, pod: PodId, *, note: str = "") -> bytes:
+        """Return what is known of a pod as bytes, with a note that `load` gives back.
+
+        Not in it: promises, what was `seen` before, and when blocks were last matched.
+
+        Raises:
+            UnknownError: The pod is not registered.
+        """
+        return self._core.save(pod, note)
+
+    def load(self, pod: PodId, saved: bytes) -> str:
+        """Replace what is known of a pod by what was saved of it, and return the note.
+
+        The index must have the secret of the one that saved, and the pod must be registered in
+        the same way; and its state is the saved one until a feed says more.
+
+        Raises:
+            UnknownError: The pod is not registered.
+            SnapshotError: The bytes are not a whole snapshot of this pod; nothing has changed.
+        """
+        return self._core.load(pod, saved)
+
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Note that a rank's engine restarted: its GPU tier is empty, other tiers are in doubt."""
         self._core.reset(pod, dp_rank)
@@ -424,7 +446,7 @@ def _strip(group: _Group, held: list[bool], accepted: list[int] | None) -> Group
     )
 
 
-def _known_group(group: _Group) -> KnownGroup:
+def _known_group(group: _Group, held: Sequence[int]) -> KnownGroup:
     index, kind, block_size, window, chunk, eagle = group
     return KnownGroup(
         group=_group_id(index),
@@ -433,6 +455,7 @@ def _known_group(group: _Group) -> KnownGroup:
         window=window,
         chunk=chunk,
         eagle=eagle,
+        held=dict(zip((tier.value for tier in Tier), held, strict=True)),
     )
 
 
@@ -445,11 +468,12 @@ def _info(row: "_InfoTuple") -> PodInfo:
         state=PodState(state),
         reason=reason,
         messages=messages,
-        groups=[_known_group(group) for group in groups],
+        groups=[_known_group(*both) for both in zip(groups, rest[3], strict=True)],
         placed=dict(zip(("tokens", "join", "query", "unplaced"), placed, strict=True)),
         refused=refused,
         hash_function=rest[0],
         num_blocks=rest[1],
+        memory_bytes=rest[2],
     )
 
 

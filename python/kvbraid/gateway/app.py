@@ -21,7 +21,8 @@ from kvbraid.gateway.proxy import Proxy
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application, Receive, Scope, Send
-from kvbraid.service.http.routes import ROUTES, Answer, Call, Context, Route
+from kvbraid.service.http.calls import Answer, Call, Context
+from kvbraid.service.http.routes import ROUTES, Route
 from kvbraid.service.registry import Service
 
 MODELS_PATH: Final = "/v1/models"

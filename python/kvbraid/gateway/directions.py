@@ -31,9 +31,9 @@ from kvbraid.service.http.app import (
     refused,
     send_answer,
 )
+from kvbraid.service.http.calls import Answer
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import RequestCounts
-from kvbraid.service.http.routes import Answer
 
 DIRECTIONS_PATH: Final = "/internal/route"
 RIGHT: Final = "route"

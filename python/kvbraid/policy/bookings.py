@@ -181,6 +181,11 @@ class Bookings:
         line = self._lines.get(rank)
         return line.running if line else 0
 
+    def waiting(self, rank: RankId) -> int:
+        """Return the number of these without a first token."""
+        line = self._lines.get(rank)
+        return len(line.waiting) if line else 0
+
     def stuck(self, now: float, late_s: float) -> set[RankId]:
         """Return the ranks whose next first token is later than it should be by more than this."""
         return {

@@ -1,6 +1,6 @@
 """One choice, with all that it was made from."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -79,6 +79,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     def chosen_terms(self) -> Terms | None:
         """Return the terms of the chosen candidate's cost; None if the policy has none."""
-        if not isinstance(self.policy, CostRule):
-            return None
-        return self.policy.terms(self.view, [self.place])[0]
+        terms = self.terms_at([self.place])
+        return terms[0] if terms else None
+
+    def terms_at(self, places: Iterable[int]) -> list[Terms]:
+        """Return the terms at some places; none if the policy has no such terms."""
+        return self.policy.terms(self.view, places) if isinstance(self.policy, CostRule) else []

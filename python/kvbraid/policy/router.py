@@ -489,6 +489,10 @@ class Router:
         """Return how many requests are in flight at a rank."""
         return self._bookings.running(rank)
 
+    def waiting(self, rank: RankId) -> int:
+        """Return how many of these have no first token yet."""
+        return self._bookings.waiting(rank)
+
     def booking(self, name: str) -> Booking | None:
         """Return what a request has booked; None if it has no booking."""
         return self._bookings.get(name)

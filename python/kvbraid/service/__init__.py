@@ -7,6 +7,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     forwarding  the `[gateway]` table, which `kvbraid.gateway` reads
     prompting   the `[tokens]` tables, which it reads too
     envoy       the `[envoy]` table, which its picker for Envoy reads
+    console     the `[console]` table: how much pages in a browser are shown
     keys        keys and what they allow
     tls         the `[tls]` table, and the context that is made from its files
     fleet_file  a fleet.toml is read with all of them, or refused with every error in it
@@ -18,12 +19,15 @@ Two wings that do not know each other, on one common ground. In reading order:
     supervision   what systemd is told: ready, alive, ending
     ports       the protocols of the index and the feeds that the other modules need
     rungs       from a prompt to what an engine reused of it: gaps and their reasons
-    ladder      the sums of that, per model
+    ladder      the sums of that, per model; `ladder_history` has them by time
+    strips      what pods hold of a prompt, as a drawing
+    recent      the last requests: why their ranks were chosen, and what became of them
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
     found_pods  pods that a source has found: `discovery` by a name, and `kubernetes` by the
                 `endpoint_slices` of a service
+    snapshots   what the index knows of each pod, in files
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client

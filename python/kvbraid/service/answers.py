@@ -9,10 +9,19 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from kvbraid.fleet.answer import GroupStrip, KnownGroup, PodExplanation, PodInfo, PodScore
-from kvbraid.ids import PodState
+from kvbraid.fleet.answer import (
+    GroupStrip,
+    KnownGroup,
+    Limiting,
+    PodExplanation,
+    PodInfo,
+    PodScore,
+)
+from kvbraid.ids import GroupId, PodState
 from kvbraid.policy.decision import Knowledge, Origin
+from kvbraid.service.journal import Problem
 from kvbraid.service.rungs import GapName, GapReason
+from kvbraid.spec import SpecKind
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True):
@@ -93,6 +102,62 @@ class ExplainAnswer(msgspec.Struct, frozen=True):
     pods: list[ExplainRow]
 
 
+class MissingBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """What one group lacks at a boundary, in tokens: it would accept it with these blocks.
+
+    `spans` are the first of their runs, each from a token and to a token.
+    """
+
+    group: GroupId | None
+    boundary: int
+    num_blocks: int
+    spans: list[tuple[int, int]]
+
+
+class DrawnGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group as a strip: a character per cell, `#` all held, `+` some of it, `.` nothing.
+
+    `num_held` counts blocks. `accepted` are the cells in which a boundary ends that the group
+    accepts; null for a group that never restricts a prefix.
+    """
+
+    group: GroupId | None
+    kind: SpecKind
+    block_size: int
+    window: int | None
+    num_held: int
+    cells: str
+    accepted: list[int] | None
+
+
+class DrawnRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod and rank: cell c stands for the tokens from c * unit to (c + 1) * unit.
+
+    `common` are the cells with a boundary that all its groups accept; null if none restricts any.
+    `missing` is what the limiting group lacks.
+    """
+
+    pod: str
+    dp_rank: int
+    state: PodState
+    lower: int
+    upper: int
+    limiting: Limiting | None
+    reason: str
+    unit: int
+    groups: list[DrawnGroup]
+    common: list[int] | None
+    missing: MissingBlocks | None
+
+
+class StripsAnswer(msgspec.Struct, frozen=True):
+    """Answer of POST and GET /v1/strips: an explanation to be drawn."""
+
+    model: str
+    num_tokens: int
+    pods: list[DrawnRow]
+
+
 class Group(KnownGroup, frozen=True, kw_only=True):
     """One group as configured, or as learned from events; sizes in tokens."""
 
@@ -110,7 +175,8 @@ class IndexRow(PodInfo, frozen=True, kw_only=True):
 class FeedRow(msgspec.Struct, frozen=True):
     """How far the subscriber has followed one pod and rank, and how completely.
 
-    `is_rebuilt` says that its first rebuild has ended, however it stands now.
+    `is_rebuilt` says that its first rebuild has ended, however it stands now. `applied_at` is when
+    its last batch was applied, by the server's clock.
     """
 
     pod: str
@@ -118,13 +184,28 @@ class FeedRow(msgspec.Struct, frozen=True):
     last_seq: int | None
     state: PodState
     is_rebuilt: bool
+    applied_at: float | None = None
+
+
+class EngineLoadRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of one rank: requests in its steps, before them, and its pool's use.
+
+    `usage` is a share from 0 to 1.
+    """
+
+    running: int
+    waiting: int
+    usage: float
 
 
 class PodRow(IndexRow, frozen=True, kw_only=True):
     """One pod and rank in GET /v1/pods; `last_seq` is null before the first message.
 
     `remedy` says what to do about messages that are lost; it is empty if none are missing.
-    `running` are the requests that `/v1/pick` has sent there and nobody has reported as ended.
+    `running` are the requests that `/v1/pick` has sent there and nobody has reported as ended;
+    `waiting` are those of them without a first token. `engine_load` is what its engine says of all
+    requests, if it is asked. By the server's clock, `applied_s` is when the last batch of its
+    events was applied, and `state_s` when its state changed; `problem` is the last warning.
     """
 
     last_seq: int | None
@@ -136,12 +217,19 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     drain: bool = False
     max_running: int | None = None
     running: int = 0
+    waiting: int = 0
+    engine_load: EngineLoadRow | None = None
+    applied_s: float | None = None
+    state_s: float | None = None
+    problem: Problem | None = None
 
 
 class PodsAnswer(msgspec.Struct, frozen=True):
-    """Answer of GET /v1/pods."""
+    """Answer of GET /v1/pods; `now_s` is the server's clock, `memory_bytes` the whole index."""
 
     pods: list[PodRow]
+    now_s: float = 0.0
+    memory_bytes: int = 0
 
 
 class PodChange(msgspec.Struct, frozen=True):
@@ -326,16 +414,91 @@ class LadderAnswer(msgspec.Struct, frozen=True):
     models: list[ModelLadder]
 
 
+class LadderInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums in tokens of one model, over the requests that ended in one interval."""
+
+    model: str
+    begin_s: float
+    ended: int
+    reported: int
+    prompt: int
+    delivered: int
+    gaps: list[GapRow]
+
+
+class LadderHistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/ladder/history: intervals of `interval_s`, the oldest first.
+
+    All times are of the server's clock, which now shows `now_s`.
+    """
+
+    now_s: float
+    interval_s: float
+    intervals: list[LadderInterval]
+
+
+class RecentRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank as the decision saw it; fields as of `PickCandidate`."""
+
+    pod: str
+    dp_rank: int
+    resumable: int
+    present: int
+    running: int
+    waiting: int
+    cost: float | None
+    terms: CostTerms | None
+
+
+class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the last requests: why its rank was chosen, and what has become of it.
+
+    `runner_up` is the rank that costs least after the chosen one; null if there was no other.
+    `delivered` and `ladder` are there once its end is reported. `decided_s` and `changed_s` are of
+    the server's clock. `has_prompt` says that GET /v1/strips can explain it.
+    """
+
+    request: str
+    decided_s: float
+    changed_s: float
+    model: str
+    num_tokens: int
+    chosen: RecentRank
+    runner_up: RecentRank | None
+    num_candidates: int
+    state: PodState
+    lower: int
+    upper: int
+    policy: str
+    knowledge: Knowledge
+    seconds: Origin
+    lifted: list[str]
+    left_out: dict[str, int]
+    has_prompt: bool
+    status: Literal["decided", "started", "ended", "failed"] = "decided"
+    delivered: int | None = None
+    ladder: RequestLadder | None = None
+
+
+class RequestsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/requests: the last change first; `now_s` is the server's clock."""
+
+    now_s: float
+    keeps_prompts: bool
+    requests: list[RecentRequest]
+
+
 class ModelsAnswer(msgspec.Struct, frozen=True):
     """Answer of GET /v1/models: models with at least one registered pod, sorted."""
 
     models: list[str]
 
 
-class StatusAnswer(msgspec.Struct, frozen=True):
-    """Answer of GET /healthz and GET /readyz."""
+class StatusAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer of GET /healthz and GET /readyz; `detail` says what works less well than it could."""
 
     status: str
+    detail: str = ""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

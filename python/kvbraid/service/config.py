@@ -17,6 +17,7 @@ from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, TopologyError, shortened
 from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
@@ -81,7 +82,10 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How blocks are placed and scored, and how much memory the index may use."""
+    """How blocks are placed and scored, how much memory the index may use, and where it is saved.
+
+    `snapshots` is a folder, or None; a relative path is beside the file that names it.
+    """
 
     keys: Literal["auto", "join"] = "auto"
     memory_limit_bytes: _Positive | None = None
@@ -90,6 +94,7 @@ class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     seen_limit_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 32 << 20
     tier_weights: TierWeights = DEFAULT_WEIGHTS
     canonical_block_size: Annotated[int, Meta(ge=1, lt=1 << 32)] = 16
+    snapshots: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -188,6 +193,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     router: RouterTable = RouterTable()
     gateway: ForwardingOptions = ForwardingOptions()
     envoy: EnvoyOptions = EnvoyOptions()
+    console: ConsoleOptions = ConsoleOptions()
     tokens: dict[str, TokensTable] = {}
     keys: Annotated[list[KeyEntry], Meta(max_length=MOST_KEYS)] = []
     pods: list[PodEntry] = []
@@ -315,6 +321,7 @@ class FleetConfig:
     routing: Routing = field(default_factory=Routing)
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
     envoy: EnvoyOptions = field(default_factory=EnvoyOptions)
+    console: ConsoleOptions = field(default_factory=ConsoleOptions)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     keys: tuple[KeyEntry, ...] = ()
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)

@@ -45,6 +45,9 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "not_found": ErrorKind(404, "GET /openapi.json lists every route"),
     "unknown_model": ErrorKind(404, "GET /v1/models lists the models; PUT /v1/pods/{id} adds one"),
     "unknown_pod": ErrorKind(404, "GET /v1/pods lists the pods"),
+    "unknown_request": ErrorKind(
+        404, "GET /v1/requests lists what is kept; console.prompts in fleet.toml keeps prompts"
+    ),
     "method_not_allowed": ErrorKind(405, "GET /openapi.json lists the methods of every route"),
     "request_timeout": ErrorKind(408, "send faster, or raise limits.request_s in fleet.toml"),
     "too_many_pods": ErrorKind(409, "remove a pod, or raise limits.pods in fleet.toml"),
@@ -62,6 +65,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
     "too_many_connections": ErrorKind(503, "close some, or raise limits.connections"),
+    "too_many_streams": ErrorKind(503, "close some pages, or raise console.streams"),
     "pod_silent": ErrorKind(504, "send it again, or raise gateway.first_byte_s in fleet.toml"),
     "http_version": ErrorKind(505, "send HTTP/1.1; in nginx: proxy_http_version 1.1"),
 }

@@ -130,6 +130,7 @@ class _File:
             routing=self._routing,
             forwarding=parsed.gateway,
             envoy=parsed.envoy,
+            console=parsed.console,
             tokens=self._tokens,
             keys=tuple(parsed.keys),
             pods=self._pods,

@@ -52,6 +52,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "index": Part("index"),
     "gateway": Part("forwarding"),
     "envoy": Part("envoy"),
+    "console": Part("console"),
     "tokens": Part("tokens"),
     "discover": Part("discovered"),
     "kubernetes": Part("watched"),
@@ -147,6 +148,7 @@ def shown(config: FleetConfig) -> dict[str, Any]:
         index=config.index,
         gateway=config.forwarding,
         envoy=config.envoy,
+        console=config.console,
     )
     tables: dict[str, Any] = msgspec.to_builtins(file)
     assert set(tables) == set(FleetFile.__struct_fields__)

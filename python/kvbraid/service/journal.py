@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
+
 from kvbraid.errors import one_line
 
 EVENTS: Final[Mapping[str, int]] = {
@@ -31,12 +33,17 @@ EVENTS: Final[Mapping[str, int]] = {
     "lost": logging.WARNING,
     "forgotten": logging.WARNING,
     "refused": logging.WARNING,
+    "snapshot_refused": logging.WARNING,
+    "snapshot_failed": logging.WARNING,
     "stray": logging.WARNING,
 }
 """Every kind of line and its level; docs/operate.md says what each means."""
 
 FIELDS: Final = "kvbraid_fields"
 """The attribute of a log record that has a line's parts by name."""
+
+_BEGINS: Final = frozenset({"registered", "replaced", "state"})
+"""With these a state begins, of a pod or of a rank."""
 
 LINES: Final = 10
 PERIOD_S: Final = 60.0
@@ -53,6 +60,14 @@ class Rank(NamedTuple):
         if self.dp_rank is None:
             return f"pod {self.pod}" if self.pod else "no pod"
         return f"pod {self.pod} rank {self.dp_rank}"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """The last warning about a rank in the log, and when it was, by the server's clock."""
+
+    event: str
+    text: str
+    at_s: float
 
 
 class _Key(NamedTuple):
@@ -91,6 +106,8 @@ class Journal:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._windows: dict[_Key, _Window] = {}
+        self._problems: dict[Rank, Problem] = {}
+        self._state_since: dict[Rank, float] = {}
 
     def note(self, event: str, rank: Rank, text: str, *, detail: str = "") -> None:
         """Write a line, or count it.
@@ -105,6 +122,7 @@ class Journal:
         key = _Key(event, rank, detail)
         with self._lock:
             now = self._clock()
+            self._remember(event, rank, text, now)
             window = self._windows.get(key)
             ended = window if window is not None and self._is_over(window, now) else None
             if window is None or ended is not None:
@@ -116,6 +134,26 @@ class Journal:
             self._tell(key, ended)
         if may_write:
             self._write(key, one_line(text))
+
+    def problem(self, rank: Rank) -> Problem | None:
+        """Return the last warning about a rank, or else about its pod."""
+        return self._problems.get(rank) or self._problems.get(Rank(rank.pod))
+
+    def state_since(self, rank: Rank) -> float | None:
+        """Return when a rank's state changed last, or else when its pod was registered."""
+        since = self._state_since.get(rank)
+        return self._state_since.get(Rank(rank.pod)) if since is None else since
+
+    def _remember(self, event: str, rank: Rank, text: str, now: float) -> None:
+        """Keep what pods show of themselves until they are removed, whatever is written."""
+        if event == "removed":
+            for kept in (self._problems, self._state_since):
+                for known in [known for known in kept if known.pod == rank.pod]:
+                    del kept[known]
+        if event in _BEGINS:
+            self._state_since[rank] = now
+        elif EVENTS[event] >= logging.WARNING and rank.pod:
+            self._problems[rank] = Problem(event=event, text=one_line(text), at_s=now)
 
     def tell_left_out(self, *, is_last: bool = False) -> None:
         """Write how many lines were left out in the periods that are over, or in all of them."""

@@ -5,11 +5,22 @@ from its `prompt` to its `delivered` without a rest. A request is summed once, w
 reported. Thread-safe.
 """
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from threading import Lock
 from typing import Final, NamedTuple
 
-from kvbraid.service.answers import GapRow, LadderAnswer, ModelLadder, RequestLadder, RungTokens
+from kvbraid.service.answers import (
+    GapRow,
+    LadderAnswer,
+    LadderHistoryAnswer,
+    LadderInterval,
+    ModelLadder,
+    RequestLadder,
+    RungTokens,
+)
+from kvbraid.service.ladder_history import INTERVAL_S, LadderHistory
 from kvbraid.service.rungs import Delivery, Gap, GapName, GapReason, Rungs, gaps_of
 
 MOST_MODELS: Final = 1024
@@ -31,9 +42,11 @@ class LadderSums(NamedTuple):
 
 
 class Ladder:
-    """Sums over the requests that have ended."""
+    """Sums over the requests that have ended; `history` has them by time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.history = LadderHistory()
         self._lock = Lock()
         self._sums = LadderSums(Counter(), Counter(), Counter())
         self._models: set[str] = set()
@@ -51,7 +64,9 @@ class Ladder:
             delivered=delivery.tokens,
         )
         with self._lock:
-            self._add(self._known(rungs.model), rungs, own, gaps)
+            model = self._known(rungs.model)
+            self._add(model, rungs, own, gaps)
+            self.history.add(model, own, gaps, self._clock())
         return RequestLadder(rungs=own, gaps=[_row(gap) for gap in gaps])
 
     def _known(self, model: str) -> str:
@@ -77,6 +92,16 @@ class Ladder:
         with self._lock:
             requests, tokens, gaps = self._sums
             return LadderSums(requests.copy(), tokens.copy(), gaps.copy())
+
+    def since(self, since_s: float) -> list[LadderInterval]:
+        """Return the sums of the intervals that begin at `since_s` or later."""
+        with self._lock:
+            return self.history.rows(since_s)
+
+    def over_time(self) -> LadderHistoryAnswer:
+        """Return all intervals as GET /v1/ladder/history has them."""
+        rows = self.since(float("-inf"))
+        return LadderHistoryAnswer(now_s=self._clock(), interval_s=INTERVAL_S, intervals=rows)
 
     def answer(self) -> LadderAnswer:
         """Return the sums as GET /v1/ladder has them, models in the order of their names."""

@@ -28,11 +28,14 @@ from kvbraid.service.answers import (
     PickCandidate,
     PickedAnswer,
     RequestLadder,
+    RequestsAnswer,
 )
 from kvbraid.service.config import PodConfig, Serving
+from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.ladder import Ladder
 from kvbraid.service.ports import Index
+from kvbraid.service.recent import Recent
 from kvbraid.service.requests import PickRequest, RankBody, ReportBody
 from kvbraid.service.routing import Routing
 from kvbraid.service.rungs import Delivery, Rungs, rungs_of
@@ -76,6 +79,7 @@ class Picking:
         tokens: Sums over the prompts whose `delivered` tokens were reported: `prompt`, `lower`,
             `upper`, `resumable`.
         ladder: From the prompts to what was delivered, with the reason of each gap.
+        recent: The last requests, with their decisions and what became of them.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Picking:
         index: Index,
         routing: Routing | None = None,
         *,
+        console: ConsoleOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._routing = routing = routing or Routing()
@@ -101,7 +106,8 @@ class Picking:
         self.filters: Counter[tuple[str, str]] = Counter()
         self.reports: Counter[tuple[str, str]] = Counter()
         self.tokens = Counter(prompt=0, lower=0, upper=0, resumable=0, delivered=0)
-        self.ladder = Ladder()
+        self.ladder = Ladder(clock)
+        self.recent = Recent(console)
 
     def route_by(self, routing: Routing) -> None:
         """Choose by another table from the next pick on; what is booked stays booked."""
@@ -196,10 +202,11 @@ class Picking:
         `num_tokens` is about how many tokens a prompt has whose ids are not known.
         Raises as `pick`, and FullError unless it `may_overfill` a rank if all are full.
         """
+        now = self._clock()
         decision = self._router.pick(
             name,
             request,
-            now=self._clock(),
+            now=now,
             candidates=candidates,
             session=session,
             priority=priority,
@@ -208,6 +215,7 @@ class Picking:
         )
         with self._lock:
             self.picks[decision.knowledge] += 1
+        self.recent.note(decision, now)
         self._count_filters(decision.left_out, decision.lifted)
         return decision
 
@@ -227,6 +235,7 @@ class Picking:
         if not is_known or booking is None:
             return PickedAnswer(pick=told.pick, status="unknown")
         ladder = self._deliver(booking, told) if told.event == "end" else None
+        self.recent.tell(told, ladder, self._clock())
         return PickedAnswer(pick=told.pick, status="noted", ladder=ladder)
 
     def _tell(self, told: ReportBody, booking: Booking | None) -> bool:
@@ -248,6 +257,10 @@ class Picking:
     def running(self, pod: PodId, dp_rank: int) -> int:
         """Return how many requests are in flight at a rank."""
         return self._router.running((pod, dp_rank))
+
+    def waiting(self, pod: PodId, dp_rank: int) -> int:
+        """Return how many of these have no first token yet."""
+        return self._router.waiting((pod, dp_rank))
 
     def rank(self, name: str) -> RankId | None:
         """Return where a request in flight is booked."""
@@ -273,6 +286,12 @@ class Picking:
         """Return what the router has counted besides picks and reports."""
         counted = self._router.counts()
         return {kind: counted.get(kind, 0) for kind in _COUNTED}
+
+    def recent_answer(self) -> RequestsAnswer:
+        """Return the last requests as GET /v1/requests has them."""
+        _, rows = self.recent.changed_after(0, self.recent.options.requests)
+        prompts = self.recent.keeps_prompts
+        return RequestsAnswer(now_s=self._clock(), keeps_prompts=prompts, requests=rows)
 
     def _count_filters(self, left_out: Collection[str], lifted: Collection[str] = ()) -> None:
         if left_out or lifted:

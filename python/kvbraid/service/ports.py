@@ -4,10 +4,11 @@
 objects whose attributes are the fields of `answers.py`, which reads them. There is no code here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvbraid.engine import EngineProfile
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.policy import Promisable, Promising
@@ -89,8 +90,11 @@ class Feed(Protocol):
     def failure(self) -> str | None:
         """Why nothing is followed at the moment although it should be; None when all is well."""
 
-    def add(self, pod: PodId, config: Followed, /) -> None:
-        """Follow a pod, all ranks, with a replay from 0."""
+    def add(self, pod: PodId, config: Followed, progress: Sequence[Settled] = (), /) -> None:
+        """Follow a pod, all ranks, with a replay from 0, or from a progress of each on."""
+
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
+        """Do some work while the index has what was settled of a pod; False: not now."""
 
     def check(self, config: Followed, replaced: Followed | None, /) -> None:
         """Refuse an address that `add` could not bind once `replaced` is gone; change nothing."""

@@ -8,15 +8,17 @@ application calls them on a thread.
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from kvbraid.errors import KvbraidError, counted, shortened
+from kvbraid.events.sequence import Settled
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
+from kvbraid.policy import EngineLoad
+from kvbraid.service.answers import EngineLoadRow, FeedRow, IndexRow, PodChange, PodRow, PodsAnswer
 from kvbraid.service.config import Followed, Limits, PodConfig, ServerOptions, Serving
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.in_force import InForce
@@ -25,6 +27,7 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
+from kvbraid.service.snapshots import Snapshots
 
 _NO_EVENTS: Final = "no events: it has no endpoint"
 _NOT_FOUND: Final = "no events: its engine has not said yet where it publishes"
@@ -40,6 +43,7 @@ class Service:
         in_force: The configuration that counts, for those who show it.
         asked: How pods answered that were asked where they publish.
         watched: What was heard of the API servers of Kubernetes.
+        snapshots: The files of pods, if there are any; set before the first pod is registered.
     """
 
     def __init__(  # noqa: PLR0913 - what it is put together from
@@ -57,6 +61,7 @@ class Service:
         self.feed = feed
         self.in_force = in_force or InForce()
         self.picking = picking or Picking(index)
+        self.snapshots: Snapshots | None = None
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic
@@ -80,6 +85,11 @@ class Service:
     def pods(self) -> Mapping[PodId, PodConfig]:
         """The registered pods; never changed in place."""
         return self._pods
+
+    @property
+    def followed(self) -> list[PodId]:
+        """The pods whose events come in."""
+        return [pod for pod, config in self._pods.items() if self._followed(pod, config)]
 
     @property
     def num_ranks(self) -> int:
@@ -175,7 +185,7 @@ class Service:
         """Return one row per registered rank: the index's knowledge and the feed's progress."""
         self.picking.release()
         feeds = {(row.pod, row.dp_rank): row for row in self._feed_rows()}
-        pods, rows = self._pods, []
+        pods, rows, loads = self._pods, [], self.picking.engine_loads()
         for info in self.index.pods():
             row = msgspec.convert(info, IndexRow, from_attributes=True)
             config = pods.get(PodId(row.pod))
@@ -195,10 +205,20 @@ class Service:
                         url=config.serving.url,
                         drain=config.serving.drain,
                         max_running=config.serving.max_running,
-                        running=self.picking.running(row.pod, row.dp_rank),
+                        running=self.picking.running(PodId(row.pod), row.dp_rank),
+                        waiting=self.picking.waiting(PodId(row.pod), row.dp_rank),
+                        engine_load=_told(loads.get((PodId(row.pod), row.dp_rank))),
+                        applied_s=feed.applied_at if feed else None,
+                        state_s=self.journal.state_since(Rank(row.pod, row.dp_rank)),
+                        problem=self.journal.problem(Rank(row.pod, row.dp_rank)),
                     )
                 )
         return rows
+
+    def pods_answer(self) -> PodsAnswer:
+        """Return the rows with the time that theirs are compared with."""
+        memory_bytes = self.index.memory_bytes()
+        return PodsAnswer(pods=self.rows(), now_s=time.monotonic(), memory_bytes=memory_bytes)
 
     def missing(self) -> str:
         """Name the pods without which the service is not ready yet; empty if there are none."""
@@ -282,7 +302,7 @@ class Service:
             self._show_silence(pod, config, _NOT_FOUND if config.asks else _NO_EVENTS)
             return
         try:
-            self.feed.add(pod, config.followed)
+            self.feed.add(pod, config.followed, self._loaded(pod, config))
         except KvbraidError:
             self.index.remove(pod)
             raise
@@ -294,9 +314,13 @@ class Service:
             self._unfollow(pod)
             del self._found[pod]
             self._follow(pod, config)
-        self.feed.add(pod, found)
+        self.feed.add(pod, found, self._loaded(pod, config))
         self._found[pod] = found
         self.journal.note("events_found", Rank(pod), f"it publishes at {found.endpoint}")
+
+    def _loaded(self, pod: PodId, config: PodConfig) -> Sequence[Settled]:
+        """Load what an earlier server saved of a pod that is registered now, if anything."""
+        return self.snapshots.load(pod, config.dp_size) if self.snapshots else ()
 
     def _followed(self, pod: PodId, config: PodConfig | None) -> Followed | None:
         """Return what a feed follows of a pod: what is configured, or was found."""
@@ -327,6 +351,8 @@ class Service:
         self._found.pop(pod, None)
         self._unknown.pop(pod, None)
         self.picking.forget(pod)
+        if self.snapshots is not None:
+            self.snapshots.forget(pod)
         self._set_pods({name: config for name, config in self._pods.items() if name != pod})
 
     def _unfollow(self, pod: PodId) -> None:
@@ -338,6 +364,12 @@ class Service:
         self._pods = pods
         self._models = frozenset(config.model for config in pods.values())
         self._num_ranks = sum(config.dp_size for config in pods.values())
+
+
+def _told(load: EngineLoad | None) -> EngineLoadRow | None:
+    if load is None:
+        return None
+    return EngineLoadRow(running=load.running, waiting=load.waiting, usage=load.usage)
 
 
 def _takes_otherwise(old: PodConfig, new: PodConfig) -> bool:

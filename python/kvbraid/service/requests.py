@@ -71,9 +71,21 @@ class QueryFields(RequestFields, kw_only=True):
 
 
 class ScoreBody(RequestFields, kw_only=True):
-    """The JSON body of POST /v1/score and POST /v1/explain."""
+    """The JSON body of POST /v1/score, /v1/explain and /v1/strips."""
 
     token_ids: list[_TokenId]
+
+
+class StripsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The query of GET /v1/strips: the name of a request that is kept with its prompt."""
+
+    request: _RequestId
+
+
+class EventsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The query of GET /v1/events: `pods`, `requests` and `ladder`; all of them if left out."""
+
+    topics: list[str] = []
 
 
 class RoutedBody(PromptFields, kw_only=True):

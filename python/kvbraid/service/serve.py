@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from kvbraid.events.digest import digests_under
 from kvbraid.fleet.index import MOST_RANKS, FleetIndex, IndexOptions
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
@@ -13,6 +16,7 @@ from kvbraid.service.logs import configure
 from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
+from kvbraid.service.snapshots import Snapshots, read_secret
 
 
 def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
@@ -28,18 +32,32 @@ def new_service(config: FleetConfig) -> Service:
     """Make the service of a configuration; nothing of it runs yet, and lines are logged."""
     configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
-    index = FleetIndex(index_options(config))
+    folder = snapshot_folder(config)
+    secret = None if folder is None else read_secret(folder)
+    index = FleetIndex(replace(index_options(config), secret=secret))
     feed = Subscriber(index, silence_s=config.server.silence_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
-    return Service(
+    service = Service(
         index,
         feed,
         limits=config.limits,
         readiness=readiness,
         journal=feed.journal,
-        picking=Picking(index, config.routing),
+        picking=Picking(index, config.routing, console=config.console),
         in_force=InForce(config),
     )
+    if folder is not None and secret is not None:
+        feed.digests = digests_under(secret)
+        service.snapshots = Snapshots(folder, index, journal=feed.journal)
+    return service
+
+
+def snapshot_folder(config: FleetConfig) -> Path | None:
+    """Return where snapshots are kept: a path relative to the configuration's file."""
+    if config.index.snapshots is None:
+        return None
+    beside = config.path.parent if config.path is not None else Path()
+    return beside / config.index.snapshots
 
 
 def index_options(config: FleetConfig) -> IndexOptions:

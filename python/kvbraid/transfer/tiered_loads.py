@@ -38,11 +38,12 @@ class TieredLoads:
             extra=query.extra,
             refused=query.refused,
             may_wait=False,
+            whole_blocks=True,
         )
         if not isinstance(found, Found) or found.match.num_tokens != query.num_hit_tokens:
             return None
         if found.num_tokens % self._alignment:
-            return None
+            return None  # With bounded replay, loads end inside blocks.
         return Offer(
             num_tokens=found.num_external_tokens,
             tier=found.tier,

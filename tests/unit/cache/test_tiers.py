@@ -210,6 +210,19 @@ def test_a_load_after_a_hit_inside_a_block_begins_before_that_block() -> None:
     ]
 
 
+def test_a_load_of_whole_blocks_ends_where_blocks_of_all_groups_end() -> None:
+    topology = {"hash_block_size": 4, "partial_hits": True}
+    cache = CacheManager(config(full(4), mamba(8), topology=topology))
+    request = cache.add(TOKENS[:15])
+    hashes = cache.tiers.block_hashes(request)
+    entries = [(group, digest) for group in range(2) for digest in hashes]
+    tiers = [tier_of(cache, *entries).pool]
+    assert cache.tiers.match_over(request, tiers).num_tokens == 12
+    assert cache.tiers.match_over(request, tiers, whole_blocks=True).num_tokens == 8
+    leave(cache, TOKENS[:13], 4)
+    assert cache.tiers.match_over(request, tiers, whole_blocks=True).num_tokens == 12
+
+
 def test_tiers_that_cannot_be_meant_are_refused_by_number() -> None:
     cache, request, _ = holed()
     host = tier_of(cache)

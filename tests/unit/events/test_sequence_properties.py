@@ -5,6 +5,7 @@ since the last Reset (or clear) is the engine's log from there on, in order, eac
 """
 
 from collections import deque
+from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -46,7 +47,10 @@ class Link(RuleBasedStateMachine):
     )
     def start(self, buffer_batches: int, remembered: int, hold_limit_bytes: int) -> None:
         self.engine = Engine(buffer_batches)
-        self.tracker = SequenceTracker(hold_limit_bytes=hold_limit_bytes, remembered=remembered)
+        self.renew = partial(
+            SequenceTracker, hold_limit_bytes=hold_limit_bytes, remembered=remembered
+        )
+        self.tracker = self.renew()
         self.is_ample = buffer_batches == 1000
         self.is_up = False
         self.live: deque[tuple[int, bytes]] = deque()
@@ -147,6 +151,16 @@ class Link(RuleBasedStateMachine):
         self.answers = None
         self.live.clear()
         self.carry_out(self.tracker.disconnected())
+
+    @rule()
+    def go_on_elsewhere(self) -> None:
+        """The process ends, and what had been saved goes on in another one."""
+        progress = self.tracker.progress()
+        if progress is not None:
+            self.disconnect()
+            self.tracker = self.renew()
+            self.tracker.go_on(progress)
+            self.tracker.check_integrity()
 
     @rule(reconnects=st.booleans())
     def fail(self, *, reconnects: bool) -> None:

@@ -1,6 +1,7 @@
 """Each rule of sequence tracking, one by one."""
 
 import pytest
+from kvbraid.events.digest import digests_under
 from kvbraid.events.held import HeldBatches
 from kvbraid.events.sequence import (
     TABLE,
@@ -52,9 +53,9 @@ def kinds(out: list[Effect]) -> list[str]:
     return [type(item).__name__ for item in out]
 
 
-def live_at(last: int, **options: int) -> SequenceTracker:
+def live_at(last: int, *, remembered: int = 1024) -> SequenceTracker:
     """An exact tracker that has delivered 0 to `last`."""
-    tracker = SequenceTracker(**options)
+    tracker = SequenceTracker(remembered=remembered)
     tracker.connected()
     replay(tracker, *range(last + 1))
     assert state(tracker) is PodState.EXACT
@@ -403,3 +404,41 @@ def test_a_failure_while_a_replay_is_under_way_leaves_nothing_held() -> None:
     tracker.check_integrity()
     tracker.disconnected()
     assert tracker.reason == "broken"
+
+
+def test_who_goes_on_asks_for_what_came_since_and_then_for_the_proof() -> None:
+    settled = live_at(4).progress()
+    assert settled is not None
+    tracker = SequenceTracker()
+    tracker.go_on(settled)
+    assert state(tracker) is PodState.STALE
+    assert tracker.connected()[0] == AskReplay(5)
+    assert kinds(tracker.replayed(5, payload(5))) == ["Deliver"]
+    assert AskReplay(4) in tracker.replay_ended()
+    tracker.replayed(4, payload(4))
+    tracker.replay_ended()
+    assert state(tracker) is PodState.EXACT
+
+
+def test_who_goes_on_after_another_engine_s_batch_begins_anew() -> None:
+    settled = live_at(4).progress()
+    assert settled is not None
+    tracker = SequenceTracker()
+    tracker.go_on(settled)
+    tracker.connected()
+    tracker.replay_ended()
+    assert kinds(tracker.replayed(4, b"of another life")) == ["Reset", "AskReplay", "SetState"]
+
+
+def test_nothing_is_settled_while_the_engine_may_be_another_one() -> None:
+    tracker = live_at(4)
+    tracker.disconnected()
+    assert tracker.progress() is not None
+    tracker.connected()
+    assert tracker.progress() is None
+
+
+def test_digests_under_one_secret_are_the_same_in_another_process() -> None:
+    one, same, other = (digests_under(bytes([number]) * 32) for number in (1, 1, 2))
+    assert one.of(b"batch") == same.of(b"batch") != other.of(b"batch")
+    assert one.of_each([b"batch"]) == [one.of(b"batch")]

@@ -156,7 +156,7 @@ def test_what_to_do_about_a_loss_stands_beside_its_reason() -> None:
     row = PodRow(
         pod=PodId("a"), dp_rank=0, model="m", state=PodState.DEGRADED, messages=0,
         reason="batches 0 to 3 are lost", groups=[], placed={}, refused={}, hash_function="",
-        num_blocks=0,
+        num_blocks=0, memory_bytes=0,
         last_seq=None, endpoint="", replay_endpoint=None, bind=None, remedy="list the groups",
     )  # fmt: skip
     show_pods(Console(width=200, file=file), PodsAnswer(pods=[row]))
@@ -172,7 +172,7 @@ def test_what_a_server_calls_things_is_text_and_no_markup() -> None:
     row = PodRow(
         pod=HOSTILE, dp_rank=0, model=HOSTILE, state=PodState.EXACT, reason=HOSTILE, messages=0,
         groups=[], placed={}, refused={HOSTILE: 1}, hash_function="", num_blocks=0, last_seq=None,
-        endpoint="", replay_endpoint=None, bind=None,
+        endpoint="", replay_endpoint=None, bind=None, memory_bytes=0,
     )  # fmt: skip
     show_pods(console, PodsAnswer(pods=[row]))
     shown = file.getvalue()

@@ -103,15 +103,18 @@ def scores(console: Console) -> None:
 
 def pods(console: Console) -> None:
     groups = [
-        Group(group=GroupId(i), kind=kind, block_size=544, window=None, chunk=None, eagle=False)
+        Group(
+            group=GroupId(i), kind=kind, block_size=544, window=None, chunk=None, eagle=False,
+            held={},
+        )
         for i, kind in enumerate(KINDS)
-    ]
+    ]  # fmt: skip
     rows = [
         PodRow(
             pod=pod, dp_rank=0, model=MODEL, state=PodState.DEGRADED, reason="3 messages lost",
             messages=1_234_567, groups=groups, placed={"tokens": 7_654_321},
-            refused={"parent_unknown": 12}, hash_function="", num_blocks=0, last_seq=1_234_566,
-            endpoint="", replay_endpoint=None, bind=None,
+            refused={"parent_unknown": 12}, hash_function="", num_blocks=0, memory_bytes=0,
+            last_seq=1_234_566, endpoint="", replay_endpoint=None, bind=None,
         )
         for pod in PODS
     ]  # fmt: skip

@@ -57,7 +57,7 @@ url = "http://h"
 port = 0
 """
 TOLD = """
-unknown key colour; remove it; known: server, tls, limits, index, router, gateway, envoy, tokens,
+unknown key colour; remove it; known: server, tls, limits, index, router, gateway, envoy, console,
 server.port: Expected `int`, got `str`
 unknown key server.prot; did you mean port?
 limits.tokens: Expected `int` >= 1

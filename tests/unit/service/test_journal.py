@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from kvbraid.service.journal import EVENTS, FIELDS, Journal, Rank
+from kvbraid.service.journal import EVENTS, FIELDS, Journal, Problem, Rank
 
 A, B = Rank("a", 0), Rank("b", 1)
 
@@ -107,3 +107,34 @@ def test_what_is_over_is_forgotten(journal: Journal, clock: Clock) -> None:
     clock.now += 60.0
     journal.tell_left_out()
     assert journal._windows == {}
+
+
+def test_the_last_warning_and_the_start_of_a_state_are_kept_until_the_pod_is_removed(
+    journal: Journal, clock: Clock
+) -> None:
+    journal.note("registered", Rank("a"), "model m")
+    assert (journal.problem(A), journal.state_since(A)) == (None, 1000.0)
+    for second, (event, rank) in enumerate(
+        [("lost", A), ("state", A), ("connected", A), ("resting", Rank("a")), ("refused", B)], 1
+    ):
+        clock.now = 1000.0 + second
+        journal.note(event, rank, f"{event}\ntoo long")
+    assert journal.problem(A) == Problem(event="lost", text="lost\\ntoo long", at_s=1001.0)
+    assert journal.problem(Rank("a", 7)) == Problem(
+        event="resting", text="resting\\ntoo long", at_s=1004.0
+    )
+    assert journal.state_since(A) == 1002.0
+    for _ in range(9):
+        clock.now += 1
+        journal.note("lost", A, "again")
+    latest = journal.problem(A)
+    assert latest is not None
+    assert latest.at_s == clock.now, "also of lines that are left out"
+    journal.note("removed", Rank("a"), "it is followed no longer")
+    assert (journal.problem(A), journal.state_since(A)) == (None, None)
+    assert journal.problem(B) is not None
+
+
+def test_strangers_leave_nothing_to_remember(journal: Journal) -> None:
+    journal.note("stray", Rank(""), "a message", detail="unknown_topic")
+    assert journal.problem(Rank("")) is None

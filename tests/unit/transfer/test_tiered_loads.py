@@ -125,6 +125,16 @@ def test_a_load_whose_record_is_corrupt_resumes_at_what_is_left() -> None:
     assert keys[2] in engine.manager.contents()["host"]  # It was computed, and stored, again.
 
 
+def test_a_load_ends_with_whole_blocks_where_the_tiers_have_a_state_inside_one() -> None:
+    state = GroupSpec(kind=SpecKind.MAMBA, block_size=8)
+    topology = Topology(groups=(FULL, state), hash_block_size=4, partial_hits=True, alignment=8)
+    engine = ScheduledEngine(topology)
+    engine.run(PROMPT[:15])
+    assert engine.run(PROMPT[:15]).prompt == (12, 0, 3)
+    engine.evict()
+    assert engine.run(PROMPT[:15]).prompt == (0, 8, 7)
+
+
 def test_an_offer_that_does_not_begin_at_the_hit_is_not_made() -> None:
     engine = ScheduledEngine()
     engine.run(PROMPT)

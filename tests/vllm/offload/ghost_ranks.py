@@ -188,6 +188,22 @@ class OffloadingEngine(GhostEngine):
         made.kv_cache_manager.cache.debug.check_integrity(held + with_held)
         self.check_outputs()
 
+    def change_weights(self, *, preempts: bool) -> bool:
+        """Load new weights, if nothing that has blocks is left; whatever was computed is garbage.
+
+        Tiers forget in any case, but where preempted requests are still being loaded: vLLM raises.
+        A pause that preempts has let the steps under way end.
+        """
+        while preempts and self._steps:
+            self.process()
+        try:
+            is_reset = self.scheduler.reset_prefix_cache(preempts, reset_connector=True)
+        except RuntimeError:
+            return False
+        assert not any(self.offload.num_blocks().values())
+        self.worker.weights += is_reset
+        return bool(is_reset)
+
     def told(self) -> dict[str, Counter[tuple[int, int]]]:
         """Return what each medium has, by group and hash, as all events say."""
         found = {medium: Counter[tuple[int, int]]() for medium in ("GPU", "CPU", "STORAGE")}

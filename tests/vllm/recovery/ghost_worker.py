@@ -74,6 +74,8 @@ class Worker:
     blocks: dict[int, dict[int, int]] = field(default_factory=dict)
     loading: list[Load] = field(default_factory=list)
     num_garbage_reads: int = 0
+    weights: int = 0
+    """The number of the weights: what others have computed is garbage."""
     _requests: dict[str, _State] = field(default_factory=dict)
     _previous: dict[str, int | None] = field(default_factory=dict)
     _garbage: Iterator[int] = field(default_factory=lambda: count(1))
@@ -167,12 +169,16 @@ class Worker:
         if spec.kind is SpecKind.MAMBA:
             position = (start - 1) // size
             held = self.blocks.get(table[position], {})
-            return start == 0 or held.get(start) == hashes[start]
+            return start == 0 or held.get(start) == self._content(hashes[start])
         for token in range(min(first_read(spec, start), start), start):
             held = self.blocks.get(table[token // size], {})
-            if held.get(token % size) != hashes[token + 1]:
+            if held.get(token % size) != self._content(hashes[token + 1]):
                 return False
         return True
+
+    def _content(self, prefix_hash: int) -> int:
+        """Return what the present weights compute of a prefix."""
+        return hash((prefix_hash, self.weights)) if self.weights else prefix_hash
 
     def _write(
         self, spec: GroupSpec, table: Sequence[int], tokens: range, hashes: Sequence[int] | None
@@ -180,13 +186,13 @@ class Worker:
         size = spec.block_size
         if spec.kind is SpecKind.MAMBA:
             end = tokens.stop
-            held = hashes[end] if hashes is not None else -next(self._garbage)
+            held = self._content(hashes[end]) if hashes is not None else -next(self._garbage)
             self.blocks[table[(end - 1) // size]] = {end: held}
             return
         for token in tokens:
             block = table[token // size]
             if block:
-                held = hashes[token + 1] if hashes is not None else -next(self._garbage)
+                held = -next(self._garbage) if hashes is None else self._content(hashes[token + 1])
                 self.blocks.setdefault(block, {})[token % size] = held
 
     def parts(self, load: Load) -> list[Part]:

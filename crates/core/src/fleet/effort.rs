@@ -7,6 +7,7 @@
 //! answer is worth without it. Work that is already bounded by the size of the input is only
 //! counted ([`Effort::note`]). Nothing in this file decides which work is skipped.
 
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 
 /// The units of effort that a rank keeps from batch to batch: some 15 to 35 ms of work. The
@@ -14,7 +15,7 @@ use std::cell::Cell;
 pub(super) const MOST_EFFORT_KEPT: u64 = 1 << 18;
 /// The units that may still be spent, and those that were spent. Spending needs only a shared
 /// reference, so code that only reads can be charged too.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Effort {
     left: Cell<u64>,
     spent: Cell<u64>,
@@ -29,6 +30,13 @@ impl Effort {
             left: Cell::new(units),
             ..Self::default()
         }
+    }
+
+    /// The same, as it was read from a snapshot; `None` if it is more than any rank keeps and earns.
+    #[must_use]
+    pub(super) fn at_most(self, kept: u64) -> Option<Self> {
+        let most = kept + (1 << 32);
+        (self.left.get() <= most && self.spent.get() <= 1 << 62).then_some(self)
     }
 
     /// Asks for units of work. Returns false if fewer are left; from then on every request is

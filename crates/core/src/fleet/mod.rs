@@ -15,6 +15,7 @@
 //! - `limbo`: hashes whose place is undecided, and where they may stand.
 //! - `presence`: who holds what, as slots, bits and boundaries.
 //! - `keys`: what the keys of requests and stores are made from.
+//! - `snapshot`: what a pod's snapshot is made of.
 //! - `effort`: counted work.
 //! - `tier`: where a copy is kept.
 //! - `state`: how completely the history of a rank is known.
@@ -60,11 +61,13 @@ mod query;
 mod rank;
 mod seen;
 mod silent;
+mod snapshot;
 mod state;
 mod tier;
 
 pub use index::explain::{Explained, GroupStrip, Strip};
 pub use index::info::{GroupInfo, RankInfo};
+pub use index::snapshots::{Saving, load, save};
 pub use index::{Asked, Index, Options};
 pub use ingest::intake::{Applied, Intake, SLICE};
 pub use keys::prompt::Prompt;
@@ -78,5 +81,6 @@ pub use query::request::{ScoreRequest, Strategy};
 pub use query::seen::SeenBefore;
 pub use rank::counts::Placed;
 pub use silent::SilentPools;
+pub use snapshot::{Unfit, Unsealed};
 pub use state::State;
 pub use tier::{Tier, TierSet};

@@ -4,7 +4,9 @@ use crate::names::names;
 
 /// How completely the history of a rank is known. In every state except `Exact`, an answer is a
 /// bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// The history is complete since sequence number 0, a clear or a restart.

@@ -1,7 +1,9 @@
 //! Where a copy is kept, nearest tier first, and sets of such tiers.
 
+use serde::{Deserialize, Serialize};
+
 /// The tiers in order of distance from the accelerator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Tier {
     /// On the accelerator.
     Gpu,
@@ -27,7 +29,7 @@ impl Tier {
 }
 
 /// A set of tiers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct TierSet(u8);
 
 impl TierSet {

@@ -12,6 +12,8 @@
 //!  hash 1    (hash 0)         ^^^^^^^^^^^^^^^^ ++
 //! ```
 
+use serde::{Deserialize, Serialize};
+
 mod cbor;
 mod digest;
 mod encode;
@@ -29,7 +31,7 @@ use pickle::Pickle;
 use sha2::Digest as _;
 
 /// How an engine serialises and hashes a block, spelled as in `HashAlgo::NAMES`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum HashAlgo {
     /// SHA-256 of pickle protocol 5: the default.
     Sha256,

@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use super::choices::Choices;
+use super::reseal::{body, reseal, text};
 use kvbraid_core::fleet::{
-    Answer, Applied, GroupOfModel, Hidden, Index, Member, Options, PodConfig, PodSpec, Prompt,
-    Publisher, RankInfo, Row, ScoreRequest, SilentPools, State, Strategy, Tier, TierSet,
+    Answer, Applied, GroupOfModel, Hidden, Index, Options, PodConfig, PodSpec, Prompt, Publisher,
+    RankInfo, Row, Saving, ScoreRequest, SilentPools, State, Strategy, Tier, TierSet, load, save,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
@@ -25,6 +26,7 @@ use kvbraid_core::wide::{WideAt, halves};
 
 const PODS: [&str; 2] = ["a", "b"];
 const MODEL: &str = "m";
+const SECRET: [u8; 32] = [7; 32];
 const STATES: [State; 4] = [
     State::Exact,
     State::Rebuilding,
@@ -36,7 +38,10 @@ const STATES: [State; 4] = [
 pub(crate) struct Life {
     index: Index,
     twin: Index,
-    registered: [bool; 2],
+    options: Options,
+    registered: [Option<PodSpec>; 2],
+    /// The twin has been read from what was saved, which has nothing of what was seen before.
+    is_restored: bool,
     engine: events::Engine,
     /// Both know the same: nothing is forgotten, and nobody lies (two slices of a lie may be read as
     /// two, and then the twin knows better).
@@ -62,12 +67,14 @@ impl Life {
             limbo_limit_bytes: limbo,
             seen_limit_bytes: if is_same { 64 << 10 } else { 256 },
             canonical_block_size: NonZeroU32::new(2).unwrap(),
-            ..Options::new(Secret::new([7; 32]))
+            ..Options::new(Secret::new(SECRET))
         };
         let mut life = Self {
             index: Index::new(options),
             twin: Index::new(options),
-            registered: [false; 2],
+            options,
+            registered: [None, None],
+            is_restored: false,
             engine: events::Engine {
                 groups: if is_silent {
                     choices.one_of(&events::SILENT)
@@ -94,7 +101,7 @@ impl Life {
     /// One thing that happens to an index, checked.
     pub(crate) fn step(&mut self, choices: &mut impl Choices) {
         let pod = choices.below(PODS.len());
-        match choices.below(33) {
+        match choices.below(34) {
             0..=15 => self.apply(pod, choices),
             16..=22 => self.ask(choices),
             23 | 24 => self.restart(pod, choices),
@@ -114,6 +121,7 @@ impl Life {
             }
             30 => self.register(pod, choices),
             31 => self.told(pod, choices, Index::discard),
+            32 => self.restore(choices),
             _ => self.remove(pod),
         }
         self.index.check_integrity();
@@ -122,7 +130,8 @@ impl Life {
             for (one, other) in self.index.pods().into_iter().zip(self.twin.pods()) {
                 // Listings count where their hash is when they are counted, which slices may change,
                 // and the one is asked more often than the other.
-                let (placed, unplaced) = (one.placed, one.unplaced);
+                // Capacities depend on the order in which tables grew.
+                let (placed, unplaced, bytes) = (one.placed, one.unplaced, one.bytes);
                 let [one, other] = [one, other].map(|mut info| {
                     info.refused.remove("answer_cut_short");
                     info
@@ -132,6 +141,7 @@ impl Life {
                     RankInfo {
                         placed,
                         unplaced,
+                        bytes,
                         ..other
                     }
                 );
@@ -143,7 +153,7 @@ impl Life {
         let rank = u32::from(choices.once_in(4));
         let payload = events::batch(self.engine, choices);
         let applied = self.index.apply(PODS[pod], rank, &payload);
-        assert!(applied.is_ok() || !self.registered[pod]);
+        assert!(applied.is_ok() || self.registered[pod].is_none());
         let mut intake = self.twin.take_intake();
         intake.read(&payload);
         let work = 1 + choices.below(4) * if self.engine.is_silent { 30 } else { 1 };
@@ -166,6 +176,44 @@ impl Life {
         );
     }
 
+    /// Somebody who has the secret changes what was saved: it is refused and nothing has changed, or the
+    /// structures of whoever reads it agree, whatever comes then.
+    pub(crate) fn read_changed(&mut self, choices: &mut impl Choices) {
+        let pod = choices.below(PODS.len());
+        let Some(spec) = self.registered[pod].clone() else {
+            return;
+        };
+        let pod = PODS[pod];
+        let mut saved = save(&mut self.index, pod, pod).unwrap().seal();
+        for _ in 0..=choices.below(3) {
+            change(&mut saved, choices);
+        }
+        reseal(SECRET, &mut saved);
+        let mut other = Index::new(self.options);
+        other.register(pod, spec).unwrap();
+        let before = save(&mut other, pod, pod).unwrap().seal();
+        if load(&mut other, pod, &saved).is_err() {
+            assert!(
+                save(&mut other, pod, pod).unwrap().seal() == before,
+                "a refusal"
+            );
+            return;
+        }
+        other.check_integrity();
+        for _ in 0..3 {
+            let _ = other.apply(pod, 0, &events::batch(self.engine, choices));
+            let tokens = vec![0; choices.below(12)];
+            let prompt = Prompt {
+                tokens: &tokens,
+                ..NO_PROMPT
+            };
+            let _ = other.score(&plain_request(prompt));
+            other.check_integrity();
+        }
+        let _ = other.reset(pod, 0);
+        other.check_integrity();
+    }
+
     /// An engine restarts: the twin takes it in a few slots at a time.
     fn restart(&mut self, pod: usize, choices: &mut impl Choices) {
         let rank = u32::from(choices.once_in(4));
@@ -175,7 +223,7 @@ impl Life {
         }
         let told = self.index.reset(PODS[pod], rank);
         assert_eq!(told, self.twin.reset(PODS[pod], rank));
-        assert!(told.is_ok() || !self.registered[pod] || rank > 0);
+        assert!(told.is_ok() || self.registered[pod].is_none() || rank > 0);
     }
 
     fn told(
@@ -187,7 +235,7 @@ impl Life {
         let rank = u32::from(choices.once_in(4));
         let told = tell(&mut self.index, PODS[pod], rank);
         assert_eq!(told, tell(&mut self.twin, PODS[pod], rank));
-        assert!(told.is_ok() || !self.registered[pod] || rank > 0);
+        assert!(told.is_ok() || self.registered[pod].is_none() || rank > 0);
     }
 
     fn register(&mut self, pod: usize, choices: &mut impl Choices) {
@@ -200,15 +248,46 @@ impl Life {
             loras: BTreeMap::from([("l".to_owned(), "/l".to_owned())]),
         };
         self.index.register(PODS[pod], spec.clone()).unwrap();
-        self.twin.register(PODS[pod], spec).unwrap();
-        self.registered[pod] = true;
+        self.twin.register(PODS[pod], spec.clone()).unwrap();
+        self.registered[pod] = Some(spec);
     }
 
     fn remove(&mut self, pod: usize) {
         let removed = self.index.remove(PODS[pod]);
         assert_eq!(removed, self.twin.remove(PODS[pod]));
-        assert_eq!(removed.is_ok(), self.registered[pod]);
-        self.registered[pod] = false;
+        assert_eq!(removed.is_ok(), self.registered[pod].is_some());
+        self.registered[pod] = None;
+    }
+
+    /// A few hashes at a time, with questions in between.
+    fn save_in_parts(&mut self, pod: &str, most: usize) -> Vec<u8> {
+        let tokens = [0; 12];
+        let prompt = Prompt {
+            tokens: &tokens,
+            ..NO_PROMPT
+        };
+        let mut saving = Saving::new(&self.twin, pod, pod).unwrap();
+        while !saving.advance(&mut self.twin, most) {
+            self.twin.score(&plain_request(prompt)).unwrap();
+        }
+        saving.finish(&self.twin).unwrap().seal()
+    }
+
+    /// The twin is saved, and another index that reads it is the twin from then on. What that one saves
+    /// is the same.
+    fn restore(&mut self, choices: &mut impl Choices) {
+        let mut other = Index::new(self.options);
+        for (pod, spec) in PODS.into_iter().zip(self.registered.clone()) {
+            let Some(spec) = spec else { continue };
+            let saved = self.save_in_parts(pod, 1 + choices.below(4));
+            other.register(pod, spec).unwrap();
+            assert_eq!(load(&mut other, pod, &saved).as_deref(), Ok(pod));
+            other.check_integrity();
+            let again = save(&mut other, pod, pod).unwrap().seal();
+            assert!(again == saved, "saved again");
+        }
+        self.twin = other;
+        self.is_restored = true;
     }
 
     /// A gateway tells that it sent a request to a pod.
@@ -281,7 +360,7 @@ impl Life {
 
     fn score(&mut self, request: &ScoreRequest<'_>) {
         let Ok(answer) = self.index.score(request) else {
-            assert_eq!(self.registered, [false; 2], "a model with a pod is known");
+            assert_eq!(self.registered, [None, None], "a model with a pod is known");
             return;
         };
         check_rows(&answer, request.prompt.last_token());
@@ -290,7 +369,7 @@ impl Life {
         assert_eq!(told(&answer), told(&again), "a request asked twice");
         let other = self.twin.score(request).unwrap();
         assert!(
-            !self.is_same || told(&answer) == told(&other),
+            !self.is_same || told_beside(&answer, &other) == told_beside(&other, &answer),
             "{answer:?} {other:?}"
         );
         self.check_seen(request, &answer);
@@ -310,8 +389,39 @@ impl Life {
             [&mut self.index, &mut self.twin].map(|index| index.seen(request).unwrap());
         let present = answer.rows.iter().map(|row| row.present).max();
         assert!(present.unwrap_or(0) <= one.tokens, "{one:?} {answer:?}");
-        let is_whole = self.is_same && one.num_forgotten + other.num_forgotten == 0;
+        let is_whole =
+            self.is_same && !self.is_restored && one.num_forgotten + other.num_forgotten == 0;
         assert!(!is_whole || one.tokens == other.tokens, "{one:?} {other:?}");
+    }
+}
+
+/// Changes something of a snapshot: a figure in its text, or any byte of its body.
+fn change(saved: &mut [u8], choices: &mut impl Choices) {
+    let range = if choices.once_in(3) {
+        body(saved)
+    } else {
+        text(saved)
+    };
+    // One byte of a fuzzer tells one of 256 places.
+    let place = choices.below(256) << 8 | choices.below(256);
+    let start = range.start + place % range.len();
+    let is_figure = |at: &usize| saved[*at].is_ascii_digit();
+    let at = (start..range.end).find(is_figure).unwrap_or(start);
+    saved[at] = if saved[at].is_ascii_digit() {
+        b'0' + u8::try_from(choices.below(10)).unwrap()
+    } else {
+        u8::try_from(choices.below(256)).unwrap()
+    };
+}
+
+fn plain_request(prompt: Prompt<'_>) -> ScoreRequest<'_> {
+    ScoreRequest {
+        model: MODEL,
+        prompt,
+        pods: None,
+        tiers: TierSet::default(),
+        strategy: Strategy::Exact,
+        weights: [None; 3],
     }
 }
 
@@ -359,8 +469,26 @@ fn check_rows(answer: &Answer, last_token: u32) {
 }
 
 /// What an answer says. What it costs depends on the questions before it, which place what they can.
-fn told(answer: &Answer) -> (&[Member], &[Row]) {
-    (&answer.roster, &answer.rows)
+/// Neither does the place of a rank among others matter, which restored ranks get anew.
+fn told(answer: &Answer) -> (Vec<(&str, u32)>, &[Row]) {
+    let ranks = answer.roster.iter();
+    (
+        ranks
+            .map(|member| (member.pod.as_ref(), member.dp_rank))
+            .collect(),
+        &answer.rows,
+    )
+}
+
+/// The same without sets of tiers that the other answer does not list: which tiers are listed depends on
+/// pods that are gone, too, and a restored index has not heard of those.
+fn told_beside<'a>(answer: &'a Answer, other: &Answer) -> (Vec<(&'a str, u32)>, Vec<Row>) {
+    let (ranks, rows) = told(answer);
+    let mut rows = rows.to_vec();
+    for (row, beside) in rows.iter_mut().zip(&other.rows) {
+        (row.tiers).retain(|(set, _)| beside.tiers.iter().any(|(other, _)| other == set));
+    }
+    (ranks, rows)
 }
 
 /// What an operator says of a pod: mostly nothing, or what its engine really has.

@@ -32,6 +32,7 @@ pub(super) fn match_over(
     cache: &Mutex<AdaptiveCache>,
     request: u64,
     tiers: &[&Mutex<AdaptiveCache>],
+    whole_blocks: bool,
 ) -> Result<TierMatch> {
     let all: Vec<_> = std::iter::once(&cache).chain(tiers).copied().collect();
     let is_known = |&at: &usize| all[..at].iter().any(|other| ptr::eq(*other, all[at]));
@@ -52,7 +53,7 @@ pub(super) fn match_over(
     let mut cache = locked.next().expect("the cache itself");
     let tiers: Vec<_> = locked.collect();
     let tiers: Vec<&Cache> = tiers.iter().map(|tier| &***tier).collect();
-    look_up(&mut cache, request, &tiers)
+    look_up(&mut cache, request, &tiers, whole_blocks)
 }
 
 pub(super) fn tier_match<'py>(py: Python<'py>, found: &TierMatch) -> PyResult<TierMatchTuple<'py>> {

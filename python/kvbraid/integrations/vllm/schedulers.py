@@ -109,7 +109,10 @@ class _OnKvbraid(RecoveringScheduler):
         request: which a fleet would have sent here for what is gone.
         """
         is_reset: bool = super().reset_prefix_cache(*args, **kwargs)
-        if told := self.kv_cache_manager.take_events():
+        told = self.kv_cache_manager.take_events()
+        if self.connector is not None:
+            told += self.connector.take_events()
+        if told:
             self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=told))
         return is_reset
 

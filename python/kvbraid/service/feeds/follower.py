@@ -6,11 +6,13 @@ in one thread and passes on what other threads ask for.
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
-from kvbraid.events.sequence import SequenceTracker
+from kvbraid.events.digest import RANDOM, Digests
+from kvbraid.events.sequence import SequenceTracker, Settled
 from kvbraid.ids import PodId
 from kvbraid.reading import POSITIVE, check
 from kvbraid.service.capacity import check_capacity
@@ -76,13 +78,20 @@ class Follower:
         configs: As `feeds`; the arguments of `add`.
     """
 
-    def __init__(self, sink: Sink, environment: ZmqEnvironment, patience: Patience) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        environment: ZmqEnvironment,
+        patience: Patience,
+        digests: Digests = RANDOM,
+    ) -> None:
         self.feeds: dict[PodId, tuple[RankFeed, ...]] = {}
         self.links: tuple[Link, ...] = ()
         self.configs: dict[PodId, FeedConfig] = {}
         self._sink = sink
         self._environment = environment
         self._patience = patience
+        self._digests = digests
         self._link_of: dict[RankFeed, Link] = {}
         self._backoffs: dict[RankFeed, Backoff] = {}
         self._bound: dict[str, BoundLink] = {}  # By the address as written.
@@ -105,8 +114,10 @@ class Follower:
             self.add(pod, config)
         self._is_taking_over = False
 
-    def add(self, pod: PodId, config: FeedConfig) -> None:
+    def add(self, pod: PodId, config: FeedConfig, progress: Sequence[Settled] = ()) -> None:
         """Follow all ranks of a pod, or none of them if there is an error.
+
+        With a `progress` for each rank they go on from there; else with a replay from 0.
 
         Raises:
             InvalidValueError: A malformed endpoint, or the pod is followed already.
@@ -122,7 +133,7 @@ class Follower:
         self.configs = {**self.configs, pod: config}
         try:
             for rank, addresses in enumerate(rank_addresses(config)):
-                self._add_rank(pod, rank, config, addresses)
+                self._add_rank(pod, rank, config, addresses, progress)
         except BaseException:
             self.remove(pod)
             raise
@@ -144,6 +155,11 @@ class Follower:
             self._backoffs.pop(feed, None)
         self.feeds = {name: ranks for name, ranks in self.feeds.items() if name != pod}
         self.configs = {name: config for name, config in self.configs.items() if name != pod}
+
+    def progress(self, pod: PodId) -> list[Settled] | None:
+        """Return how far each rank of a pod is settled in the sink; None while one is in doubt."""
+        found = [feed.progress() for feed in self.feeds.get(pod, ())]
+        return [known for known in found if known] if found and all(found) else None
 
     def attend(self, now: float) -> None:
         """Do what time calls for: give up late replays, reopen links, ask silent pods."""
@@ -202,10 +218,21 @@ class Follower:
                 feed.heard_at = now
                 feed.fall_silent()
 
-    def _add_rank(self, pod: PodId, rank: int, config: FeedConfig, addresses: Addresses) -> None:
+    def _add_rank(
+        self,
+        pod: PodId,
+        rank: int,
+        config: FeedConfig,
+        addresses: Addresses,
+        progress: Sequence[Settled],
+    ) -> None:
         tracker = self._trackers.pop((pod, rank), None)
         if tracker is None:
-            tracker = SequenceTracker(hold_limit_bytes=self._patience.hold_limit_bytes)
+            tracker = SequenceTracker(
+                hold_limit_bytes=self._patience.hold_limit_bytes, digests=self._digests
+            )
+            if progress:
+                tracker.go_on(progress[rank])
         feed = RankFeed(self._sink, pod, rank, tracker=tracker, owner=self)
         feed.model = config.model
         feed.heard_at = time.monotonic()

@@ -23,6 +23,7 @@ from kvbraid.events.sequence import (
     Reset,
     SequenceTracker,
     SetState,
+    Settled,
 )
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.feeds.endpoints import topic_names
@@ -133,7 +134,8 @@ class FeedStatus:
     counts applied batches, replayed ones included; `is_rebuilt` says that the first rebuild has
     ended and its batches are applied; `lost` counts batches; `duplicates`,
     `overflowed` (see sequence.py), `restarts` and `replays` count what their names say; `failures`
-    counts how often the feed had to start again because something in it raised.
+    counts how often the feed had to start again because something in it raised. `applied_at` is
+    when the last batch was applied, by the monotonic clock.
     """
 
     pod: PodId
@@ -151,6 +153,7 @@ class FeedStatus:
     replays: int
     failures: int
     is_rebuilt: bool
+    applied_at: float | None = None
 
 
 class Owner(Protocol):
@@ -189,6 +192,7 @@ class RankFeed:
         self._cleared = -1  # The last delivered batch with a clear that the tracker must hear of.
         self._ask: int | None = None  # Where the replay that waits for its turn must begin.
         self._messages = 0
+        self._applied_at: float | None = None
         self._failures = 0
         self._is_rebuilt = False
 
@@ -196,6 +200,11 @@ class RankFeed:
     def is_behind(self) -> bool:
         """Whether outputs wait to be carried out: until then nothing more should be read."""
         return bool(self._todo)
+
+    def progress(self) -> Settled | None:
+        """Return what is settled and in the sink; None while the sink lacks some of it."""
+        is_behind = self._todo or self._cleared >= 0
+        return None if is_behind else self.tracker.progress()
 
     def take(self, first: int, payloads: list[bytes]) -> None:
         """Take live batches of consecutive numbers: 1 to GATHERED of them."""
@@ -285,6 +294,7 @@ class RankFeed:
         applied = self._sink.apply_many(self.pod, payloads, dp_rank=self.rank, budget_s=TURN_S)
         done = len(applied)
         self._messages += done
+        self._applied_at = time.monotonic() if done else self._applied_at
         if done < len(payloads):
             self._todo.appendleft(_Run(first + done, payloads[done:]))
         for seq, result in enumerate(applied, first):
@@ -356,6 +366,7 @@ class RankFeed:
             replays=counts.replays,
             failures=self._failures,
             is_rebuilt=self._is_rebuilt,
+            applied_at=self._applied_at,
         )
 
     def _note_ask(self, output: AskReplay) -> None:

@@ -14,11 +14,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, Self
 
 from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError, one_line
+from kvbraid.events.digest import RANDOM, Digests
+from kvbraid.events.sequence import Settled
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.capacity import check_capacity, new_context
 from kvbraid.service.closing import Closing
@@ -54,6 +56,7 @@ class Subscriber(Closing):
 
     Attributes:
         journal: Writes log lines about the pods.
+        digests: Of payloads; set before the start. A `progress` is of use under the same key.
 
     Raises:
         InvalidValueError: A time or size that is not above 0.
@@ -79,6 +82,7 @@ class Subscriber(Closing):
             hold_limit_bytes=hold_limit_bytes,
             queue_limit_bytes=queue_limit_bytes,
         )
+        self.digests: Digests = RANDOM
         self.journal = Journal()
         self._sink = JournalledSink(sink, self.journal)
         self._tick_s = min(silence_s / 4, replay_timeout_s / 4, _LONGEST_TICK_S)
@@ -100,7 +104,7 @@ class Subscriber(Closing):
             assert self._thread is None, "a subscriber starts once"
             environment = self._open_environment()
             self._reactor = environment.reactor
-            self._follower = Follower(self._sink, environment, self._patience)
+            self._follower = Follower(self._sink, environment, self._patience, self.digests)
             self._thread = threading.Thread(
                 target=self._run,
                 args=(environment, self._follower),
@@ -130,14 +134,36 @@ class Subscriber(Closing):
         """Why nothing is followed at the moment although it should be; None when all is well."""
         return self._failure
 
-    def add(self, pod: PodId, feed: FeedConfig) -> None:
-        """Follow all ranks of a pod, beginning with a replay from 0.
+    def add(self, pod: PodId, feed: FeedConfig, progress: Sequence[Settled] = ()) -> None:
+        """Follow all ranks of a pod, beginning with a replay from 0, or from a `progress` on.
+
+        A progress is one per rank, as `at_rest` gave it to a process that has ended since.
 
         Raises:
             InvalidValueError: A malformed endpoint, or the pod is followed already.
             ServiceError: An address cannot be bound, or the subscriber is not running.
         """
-        self._command(lambda follower: follower.add(pod, feed))
+        self._command(lambda follower: follower.add(pod, feed, progress))
+
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None]) -> bool:
+        """Do some work while the sink has exactly what was settled of a pod.
+
+        Returns False without any work if it does not now: batches wait, or it is in doubt whose
+        they are. The work is done on the subscriber's thread, so nothing comes in meanwhile.
+
+        Raises:
+            ServiceError: The subscriber is not running, or the work raised.
+        """
+        done = threading.Event()
+
+        def try_it(follower: Follower) -> None:
+            progress = follower.progress(pod)
+            if progress is not None:
+                work(progress)
+                done.set()
+
+        self._command(try_it)
+        return done.is_set()
 
     def check(self, feed: FeedConfig, replaced: FeedConfig | None = None) -> None:
         """Refuse an address that `add` could not bind once `replaced` is gone; change nothing.
@@ -250,7 +276,7 @@ class Subscriber(Closing):
         assert old is not None
         environment = self._open_environment()
         try:
-            follower = Follower(self._sink, environment, self._patience)
+            follower = Follower(self._sink, environment, self._patience, self.digests)
             follower.take_over(old)
         except BaseException:
             environment.close()

@@ -5,6 +5,9 @@ In reading order:
     server             the face: a socket, the server, and an orderly end
     app                the application, built from the table of routes
     routes             what each route takes and answers, and its handler
+    calls              a request as handlers get it, and an answer as they give it
+    pages              the files of the console, as they are served
+    events             what has changed, told to every page that is open
     query              a request as HTTP brings it, to a `Request`
     access             who may register and remove pods
     metrics            Prometheus metrics, collected when they are asked for

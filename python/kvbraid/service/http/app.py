@@ -18,10 +18,12 @@ from anyio.to_thread import run_sync
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.http.access import Access, Rules
+from kvbraid.service.http.calls import Answer, Call, Context
 from kvbraid.service.http.connection_limits import ConnectionLimits
+from kvbraid.service.http.events import Changes, pass_on
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.http.openapi import document
-from kvbraid.service.http.routes import ROUTES, Answer, Call, Context, Route
+from kvbraid.service.http.routes import ROUTES, Route
 from kvbraid.service.registry import Service
 
 SCORE_PATH: Final = "/v1/score"
@@ -33,8 +35,9 @@ _DECISIVE: Final = frozenset(
 # The rest of a body that is refused while it arrives is not worth reading.
 _LEAVE_THE_REST: Final = frozenset({"body_too_large", "overloaded", "shutting_down"})
 TOO_MANY_REQUESTS: Final = 429
+NOT_MODIFIED: Final = 304
 RETRY_AFTER: Final = b"1"
-"""In seconds, for answers of that status."""
+"""In seconds, for answers of the status TOO_MANY_REQUESTS."""
 
 _NO_ROUTE: Final = "other"  # Whatever a client writes there would be a label for ever.
 _POD_PATH: Final = "/v1/pods/{id}"
@@ -86,7 +89,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, *, pod: str) -> None:
         """Answer one HTTP request."""
-        body = bytearray()
+        body, rules = bytearray(), self.rules
         try:
             call = await self._read(scope, receive, body, pod)
             at_once = self.answer_at_once(call)
@@ -101,7 +104,11 @@ class Endpoint:
             self._connection_limits.release(len(body))
         self.count(answer)
         with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
-            await send_answer(send, answer)
+            if answer.stream is None:
+                await send_answer(send, answer)
+            else:
+                # Under other rules the client has to ask again: its key may be revoked.
+                await send_stream(scope, receive, send, answer, lambda: self.rules is rules)
 
     def answer_at_once(self, call: Call) -> Answer | None:
         """Answer on the event loop's own thread; None if the answer would have to wait."""
@@ -136,7 +143,13 @@ class Endpoint:
             await self._read_body(receive, body)
             if rules is not self.rules:  # A key may have been revoked meanwhile.
                 self.permit(given)
-        return Call(bytes(body), given.get(b"content-type", b""), scope["query_string"], pod)
+        return Call(
+            bytes(body),
+            given.get(b"content-type", b""),
+            scope["query_string"],
+            pod,
+            given.get(b"if-none-match", b""),
+        )
 
     async def _read_body(self, receive: Receive, body: bytearray) -> None:
         """Read the whole body, at most up to the limit."""
@@ -183,10 +196,9 @@ def refused(error: RefusalError) -> Answer:
 
 async def send_answer(send: Send, answer: Answer, *, allow: str = "") -> None:
     """Send an answer; `allow` lists the methods of its path, where they are to be told."""
-    headers = [
-        (b"content-type", answer.content_type.encode()),
-        (b"content-length", str(len(answer.body)).encode()),
-    ]
+    headers = [(b"content-type", answer.content_type.encode()), *answer.headers]
+    if answer.status != NOT_MODIFIED:
+        headers.append((b"content-length", str(len(answer.body)).encode()))
     if allow:
         headers.append((b"allow", allow.encode()))
     if answer.close:
@@ -195,6 +207,25 @@ async def send_answer(send: Send, answer: Answer, *, allow: str = "") -> None:
         headers.append((b"retry-after", RETRY_AFTER))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+async def send_stream(
+    scope: Scope, receive: Receive, send: Send, answer: Answer, may_go_on: Callable[[], bool]
+) -> None:
+    """Send an answer whose body has no length, while it may go on and somebody reads it."""
+    assert answer.stream is not None
+    headers = [(b"content-type", answer.content_type.encode()), *answer.headers]
+    try:
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if scope["method"] != "HEAD":
+            await pass_on(answer.stream, receive, partial(_send_part, send), may_go_on)
+        await send({"type": "http.response.body"})
+    finally:
+        answer.stream.close()
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 class Application:
@@ -210,7 +241,15 @@ class Application:
         self.connection_limits = ConnectionLimits(service.limits)
         access = access or Access()
         self.metrics = Metrics(service, self.connection_limits, access)
-        context = Context(service, access, self.metrics, document(routes), self.connection_limits)
+        self.events = Changes(service)
+        context = Context(
+            service,
+            access,
+            self.metrics,
+            document(routes),
+            self.connection_limits,
+            self.events,
+        )
         self._requests = self.metrics.requests
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
         for route in routes:

@@ -26,8 +26,8 @@ from uvicorn.server import ServerState
 
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
+from kvbraid.service.http.calls import Answer
 from kvbraid.service.http.connection_limits import MOST_LEAVING
-from kvbraid.service.http.routes import Answer
 
 SLICE_BYTES: Final = 64 << 10
 """Bytes of one connection that are parsed in one turn."""

@@ -242,6 +242,19 @@ class Metrics(Collector):
             ),
         )  # fmt: skip
 
+    def _of_snapshots(self) -> Iterable[Metric]:
+        snapshots = self._service.snapshots
+        counts, ages_s = (snapshots.counts, snapshots.ages_s()) if snapshots else ({}, {})
+        yield _counter(
+            "kvbraid_snapshots", "Files of pods, by what became of them.", ["what"], counts
+        )
+        age = GaugeMetricFamily(
+            "kvbraid_snapshot_age_seconds", "Since a pod's file was written.", labels=["pod"]
+        )
+        for pod, seconds in ages_s.items():
+            age.add_metric([pod], seconds)
+        yield age
+
     def _of_the_service(self) -> Iterable[Metric]:
         strays = CounterMetricFamily(
             "kvbraid_stray_messages", "Messages of no registered pod.", labels=["reason"]
@@ -272,6 +285,7 @@ class Metrics(Collector):
             "Bytes of request bodies that are arriving or being answered.",
             value=self._connection_limits.held_bytes,
         )
+        yield from self._of_snapshots()
         yield GaugeMetricFamily(
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",

@@ -29,6 +29,8 @@ def document(routes: Sequence[Route]) -> bytes:
     ref = dict(zip(ordered, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
+        if route.is_page:
+            continue
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, ref, schemas)
     return msgspec.json.encode(
         {
@@ -45,7 +47,7 @@ def document(routes: Sequence[Route]) -> bytes:
 
 
 def _structs(routes: Sequence[Route]) -> Iterable[type[msgspec.Struct]]:
-    for route in routes:
+    for route in (route for route in routes if not route.is_page):
         named = (route.body, route.query, *route.answers.values())
         yield from (struct for struct in named if struct is not None)
 
@@ -68,8 +70,11 @@ def _operation(route: Route, ref: _Refs, schemas: _Schemas) -> dict[str, Any]:
         if route.query is not None:
             raw = {"type": "string", "format": "binary", "description": "Little-endian integers."}
             content["application/octet-stream"] = {"schema": raw}
-            parameters += _query_parameters(schemas[route.query.__name__])
+            text = "Only with application/octet-stream."
+            parameters += _query_parameters(schemas[route.query.__name__], text)
         operation["requestBody"] = {"required": True, "content": content}
+    elif route.query is not None:
+        parameters += _query_parameters(schemas[route.query.__name__], "")
     if parameters:
         operation["parameters"] = parameters
     return operation
@@ -100,8 +105,7 @@ def _path_id() -> dict[str, Any]:
     return {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _query_parameters(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    text = "Only with application/octet-stream."
+def _query_parameters(fields: dict[str, Any], text: str) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = []
     for name, schema in fields["properties"].items():
         as_text = name in OBJECTS  # One JSON text in the query.

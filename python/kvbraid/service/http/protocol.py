@@ -11,8 +11,8 @@ from typing import Any, Final
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.access import Rules
 from kvbraid.service.http.app import SCORE_PATH
+from kvbraid.service.http.calls import Call
 from kvbraid.service.http.connection import Connection
-from kvbraid.service.http.routes import Call
 
 _URL: Final = SCORE_PATH.encode()
 _QUERY: Final = _URL + b"?"

@@ -1,7 +1,7 @@
 """A request as HTTP brings it: a body, its content type and a query, to a `Request`.
 
-The query is read only with raw token ids: `pods` and `tiers` are repeated or separated by commas;
-`extra_keys`, `tier_weights` and `candidates` are JSON text.
+With a body the query is read only if that has raw token ids. `pods`, `tiers` and `topics` are
+repeated or separated by commas; `extra_keys`, `tier_weights` and `candidates` are JSON text.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,6 @@ from kvbraid.service.requests import (
     Media,
     PickQuery,
     PickRequest,
-    PromptFields,
     QueryFields,
     Ranks,
     parse_json,
@@ -34,10 +33,9 @@ OBJECTS: Final[Mapping[str, msgspec.json.Decoder[object]]] = {
     "candidates": msgspec.json.Decoder(Ranks),
 }
 """The fields that are JSON text in a query."""
-_LISTS: Final = frozenset({"pods", "tiers"})
+_LISTS: Final = frozenset({"pods", "tiers", "topics"})
 
-
-_Fields = TypeVar("_Fields", bound=PromptFields)
+_Fields = TypeVar("_Fields", bound=msgspec.Struct)
 
 
 def parse_call(body: bytes, content_type: bytes, query: bytes, *, max_tokens: int) -> Request:
@@ -47,7 +45,7 @@ def parse_call(body: bytes, content_type: bytes, query: bytes, *, max_tokens: in
         RefusalError: `malformed_body` or `too_many_tokens`.
     """
     if content_type.startswith(OCTET_STREAM):
-        return parse_raw(body, _query_fields(query, QueryFields), max_tokens=max_tokens)
+        return parse_raw(body, parse_query(query, QueryFields), max_tokens=max_tokens)
     return parse_json(body, max_tokens=max_tokens)
 
 
@@ -56,11 +54,16 @@ def parse_pick_call(
 ) -> PickRequest:
     """As `parse_call`, for a pick."""
     if content_type.startswith(OCTET_STREAM):
-        return parse_raw_pick(body, _query_fields(query, PickQuery), max_tokens=max_tokens)
+        return parse_raw_pick(body, parse_query(query, PickQuery), max_tokens=max_tokens)
     return parse_pick(body, max_tokens=max_tokens)
 
 
-def _query_fields(query: bytes, kind: type[_Fields]) -> _Fields:
+def parse_query(query: bytes, kind: type[_Fields]) -> _Fields:
+    """Read a query into the fields of a struct.
+
+    Raises:
+        RefusalError: `malformed_body`.
+    """
     try:
         given = parse_qs(query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query))
         values = {name: _query_value(name, texts, kind) for name, texts in given.items()}
@@ -71,7 +74,7 @@ def _query_fields(query: bytes, kind: type[_Fields]) -> _Fields:
         raise RefusalError("malformed_body", f"query: {error}") from None
 
 
-def _query_value(name: str, texts: list[str], kind: type[PromptFields]) -> object:
+def _query_value(name: str, texts: list[str], kind: type[msgspec.Struct]) -> object:
     if name in _LISTS:
         return [part for text in texts for part in text.split(",")]
     if len(texts) > 1:
@@ -79,7 +82,7 @@ def _query_value(name: str, texts: list[str], kind: type[PromptFields]) -> objec
     return _query_object(name, texts[0], kind) if name in OBJECTS else texts[0]
 
 
-def _query_object(name: str, text: str, kind: type[PromptFields]) -> object:
+def _query_object(name: str, text: str, kind: type[msgspec.Struct]) -> object:
     try:
         return OBJECTS[name].decode(text)
     except msgspec.ValidationError as error:

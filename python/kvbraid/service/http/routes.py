@@ -6,7 +6,8 @@ KvbraidError. They know nothing of ASGI, and never touch the event loop.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -17,51 +18,28 @@ from kvbraid.service import answers
 from kvbraid.service.config import HTTP_SCHEMES, PodBody, pod_config, pod_id
 from kvbraid.service.decoding import decode_body
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.http.access import Access
-from kvbraid.service.http.connection_limits import ConnectionLimits
-from kvbraid.service.http.metrics import CONTENT_TYPE, Metrics
-from kvbraid.service.http.query import OCTET_STREAM, parse_call, parse_pick_call
+from kvbraid.service.http.calls import Answer, Call, Context
+from kvbraid.service.http.metrics import CONTENT_TYPE
+from kvbraid.service.http.pages import FILES, File, file_answer
+from kvbraid.service.http.query import OCTET_STREAM, parse_call, parse_pick_call, parse_query
 from kvbraid.service.keys import Right
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import (
+    EventsQuery,
     PickBody,
     PickQuery,
     QueryFields,
     ReportBody,
     RoutedBody,
     ScoreBody,
+    StripsQuery,
     parse_routed,
 )
+from kvbraid.service.strips import draw
 
-
-class Context(NamedTuple):
-    """What every handler may use."""
-
-    service: Service
-    access: Access
-    metrics: Metrics
-    openapi: bytes
-    connection_limits: ConnectionLimits
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One HTTP request, read completely; fields that the request did not send are empty."""
-
-    body: bytes = b""
-    content_type: bytes = b""
-    query: bytes = b""
-    pod: str = ""
-
-
-class Answer(NamedTuple):
-    """One HTTP answer."""
-
-    body: bytes
-    status: int = 200
-    content_type: str = "application/json"
-    close: bool = False
-
+EVENT_STREAM: Final = "text/event-stream"
+NOT_KEPT: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+"""Headers of a stream: nobody between may keep it, or hold it back."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _POD: Final = msgspec.json.Decoder(PodBody)
@@ -81,6 +59,25 @@ def explain(context: Context, call: Call) -> Answer:
     rows = msgspec.convert(explanation, list[answers.ExplainRow], from_attributes=True)
     body = answers.ExplainAnswer(model=request.model, num_tokens=len(request.token_ids), pods=rows)
     return Answer(_encode(body))
+
+
+def strips(context: Context, call: Call) -> Answer:
+    """The same as a drawing: cells of strips, boundaries of all groups, what is missing."""
+    return _strips(context, _known_request(context.service, call))
+
+
+def strips_kept(context: Context, call: Call) -> Answer:
+    """The drawing of one of the last requests, if prompts are kept: as it would be now."""
+    asked = parse_query(call.query, StripsQuery)
+    request = context.service.picking.recent.prompt(asked.request)
+    _check_known(context.service, request.model, ())
+    return _strips(context, request)
+
+
+def _strips(context: Context, request: Request) -> Answer:
+    explanation = context.service.index.explain(request).rows
+    rows = msgspec.convert(explanation, list[answers.ExplainRow], from_attributes=True)
+    return Answer(_encode(draw(request, rows)))
 
 
 def pick(context: Context, call: Call) -> Answer:
@@ -113,10 +110,35 @@ def ladder(context: Context, call: Call) -> Answer:
     return Answer(_encode(context.service.picking.ladder.answer()))
 
 
+def ladder_history(context: Context, call: Call) -> Answer:
+    """The same for the last hour, in intervals of ten seconds."""
+    del call
+    return Answer(_encode(context.service.picking.ladder.over_time()))
+
+
 def list_pods(context: Context, call: Call) -> Answer:
     """Every registered pod and rank: state, progress, what was placed and refused."""
     del call
-    return Answer(_encode(answers.PodsAnswer(pods=context.service.rows())))
+    return Answer(_encode(context.service.pods_answer()))
+
+
+def list_requests(context: Context, call: Call) -> Answer:
+    """The last requests that a rank was chosen for: why there, and what became of them."""
+    del call
+    return Answer(_encode(context.service.picking.recent_answer()))
+
+
+def events(context: Context, call: Call) -> Answer:
+    """What changes, once a second, as server-sent events."""
+    topics = parse_query(call.query, EventsQuery).topics
+    stream = context.events.subscribe(topics)
+    return Answer(content_type=EVENT_STREAM, headers=NOT_KEPT, stream=stream)
+
+
+def page(context: Context, call: Call, *, file: File) -> Answer:
+    """A file of the console."""
+    del context
+    return file_answer(file, call.if_none_match)
 
 
 def put_pod(context: Context, call: Call) -> Answer:
@@ -159,7 +181,9 @@ def readyz(context: Context, call: Call) -> Answer:
     missing = context.service.missing()
     if missing:
         raise RefusalError("not_ready", missing)
-    return Answer(_encode(answers.StatusAnswer(status="ready")))
+    snapshots = context.service.snapshots
+    detail = "" if snapshots is None else snapshots.problem
+    return Answer(_encode(answers.StatusAnswer(status="ready", detail=detail)))
 
 
 def metrics(context: Context, call: Call) -> Answer:
@@ -249,7 +273,8 @@ class Route:
     it does not answer, `handler` answers on a thread.
 
     `query` has what the query says of a body of raw token ids, if the route takes one.
-    `right` is what a caller needs; None: everybody may call it. `answers` maps each status of
+    `right` is what a caller needs; None: everybody may call it. `is_page` says that it is part of
+    the console, and not of the API. `answers` maps each status of
     success to its body; `errors` lists the codes of its refusals, besides those of the right and
     those of every route.
     """
@@ -260,6 +285,7 @@ class Route:
     at_once: Callable[[Context, Call], Answer | None]
     body: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
+    is_page: bool = False
     right: Right | None
     answers: Mapping[int, type[msgspec.Struct] | None]
     errors: tuple[str, ...] = ()
@@ -279,6 +305,14 @@ _READ_ERRORS: Final = (
     "malformed_body", "invalid_value", "unknown_model", "unknown_pod",
     "body_too_large", "too_many_tokens", "too_large",
 )  # fmt: skip
+_PAGE_DATA: Final[Mapping[str, tuple[Right, Callable[[Context, Call], Answer]]]] = {
+    "fleet": ("read", list_pods),
+    "requests": ("read", list_requests),
+    "explain": ("explain", strips_kept),
+    "ladder": ("read", ladder_history),
+}
+"""The data of each page of the console; docs/api.md has their other names."""
+
 ROUTES: Final = (
     Route(
         method="POST", path="/v1/score", right="explain", handler=score, at_once=score_at_once,
@@ -289,6 +323,17 @@ ROUTES: Final = (
         method="POST", path="/v1/explain", right="explain", handler=explain, at_once=never_at_once,
         body=ScoreBody, query=QueryFields, answers={200: answers.ExplainAnswer},
         errors=_READ_ERRORS,
+    ),
+    Route(
+        method="POST", path="/v1/strips", right="explain", handler=strips, at_once=never_at_once,
+        body=ScoreBody, query=QueryFields, answers={200: answers.StripsAnswer},
+        errors=_READ_ERRORS,
+    ),
+    Route(
+        method="GET", path="/v1/strips", right="explain", handler=strips_kept,
+        at_once=never_at_once,
+        query=StripsQuery, answers={200: answers.StripsAnswer},
+        errors=("malformed_body", "unknown_model", "unknown_request", "too_large"),
     ),
     Route(
         method="POST", path="/v1/routed", right="route", handler=routed, at_once=never_at_once,
@@ -309,6 +354,19 @@ ROUTES: Final = (
     Route(
         method="GET", path="/v1/ladder", right="read", handler=ladder, at_once=never_at_once,
         answers={200: answers.LadderAnswer},
+    ),
+    Route(
+        method="GET", path="/v1/ladder/history", right="read", handler=ladder_history,
+        at_once=never_at_once, answers={200: answers.LadderHistoryAnswer},
+    ),
+    Route(
+        method="GET", path="/v1/requests", right="read", handler=list_requests,
+        at_once=never_at_once, answers={200: answers.RequestsAnswer},
+    ),
+    Route(
+        method="GET", path="/v1/events", right="read", handler=events, at_once=events,
+        query=EventsQuery,
+        answers={200: None}, errors=("malformed_body", "invalid_value", "too_many_streams"),
     ),
     Route(
         method="GET", path="/v1/pods", right="read", handler=list_pods, at_once=never_at_once,
@@ -349,6 +407,21 @@ ROUTES: Final = (
     Route(
         method="GET", path="/openapi.json", right=None, handler=openapi,
         at_once=openapi, answers={200: None},
+    ),
+    *(
+        Route(
+            method="GET", path=f"/{name}.json", right=right, handler=handler,
+            at_once=never_at_once,
+            answers={200: None}, is_page=True,
+        )
+        for name, (right, handler) in _PAGE_DATA.items()
+    ),
+    *(
+        Route(
+            method="GET", path=path, right=None, handler=partial(page, file=file),
+            at_once=partial(page, file=file), answers={200: None}, is_page=True,
+        )
+        for path, file in FILES.items()
     ),
 )  # fmt: skip
 """Every route; the application and the OpenAPI document are both built from it."""

@@ -32,6 +32,7 @@ from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.kubernetes import following_slices
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.snapshots import saving
 from kvbraid.service.supervision import Supervisor
 from kvbraid.service.tls import Tls
 
@@ -102,6 +103,7 @@ def following(
             following_names(config, service),
             following_slices(config, service),
             asking_pods(service),
+            saving(service.snapshots, service.feed, lambda: service.followed),
         ):
             yield reread
     finally:
@@ -120,7 +122,7 @@ def end_process() -> None:
 
     Python would join such a thread before it exits. If it did not, the thread could be inside the
     native core, which needs the interpreter. Nothing is left to save at this point: the sockets
-    are closed, and the index is in memory only.
+    are closed, and the pods are saved if they are to be.
     """
     if threading.active_count() > 1:
         sys.stdout.flush()
@@ -190,6 +192,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests in flight finish, then close what the application has opened."""
+        self._app.events.close()  # A stream is a request that would never finish.
         self._supervisor.ending()
         for handshakes in self._handshakes:
             handshakes.close()

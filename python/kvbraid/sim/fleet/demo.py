@@ -55,7 +55,7 @@ def run_demo(*, serve: bool, requests: int, seed: int, watch: Watch) -> int:
         if serve:
             _say(_judged(tallies))
             with _explained(url, driver.most_overstated(checked)):
-                watch(driver.play(_slowly(workload)), tallies, None)
+                watch(driver.play(_slowly(workload), picks=True), tallies, None)
     return _verdict(tallies, num_expected=requests)
 
 
@@ -91,7 +91,8 @@ def _explained(url: str, request: WorkRequest) -> Iterator[None]:
         path = Path(folder, "request.json")
         path.write_text(json.dumps(body), encoding="utf-8")
         _say(
-            f"\nServing at {url} until Ctrl-C, with two requests a second. In another terminal:\n"
+            f"\nServing at {url} until Ctrl-C, with two requests a second. "
+            "Open it in a browser, or in another terminal:\n"
             f"  export KVBRAID_URL={url}\n"
             "  kvbraid tail                  # events, as the engines publish them\n"
             "  kvbraid pods                  # what is known of each engine\n"

@@ -115,8 +115,10 @@ class Driver:
             }
             self._call("PUT", f"/v1/pods/{engine.pod}", body)
 
-    def play(self, requests: Iterable[WorkRequest]) -> Iterator[Outcome]:
+    def play(self, requests: Iterable[WorkRequest], *, picks: bool = False) -> Iterator[Outcome]:
         """Serve the requests in order, one at a time, and yield the outcome of each.
+
+        With `picks` the server chooses their pods, and hears what was delivered.
 
         Raises ServiceError if the server or an engine fails, or if messages never arrive.
         """
@@ -124,11 +126,12 @@ class Driver:
             is_early = number % _EARLY_EVERY == 0
             if not is_early:
                 self.settle()
-            rows = self._score(request)
-            best = max(rows, key=self._preference)
+            best = self._pick(request) if picks else self._best(request)
             answer = self._engines[best["pod"]].serve(
                 EngineRequest(list(request.prompt), list(request.outputs))
             )
+            if picks:
+                self._report(best["pick"], answer)
             yield self._note(request, best, answer, is_early=is_early)
 
     def most_overstated(self, requests: Sequence[WorkRequest]) -> WorkRequest:
@@ -164,6 +167,18 @@ class Driver:
         body = {"model": request.model, "token_ids": request.prompt}
         rows: list[dict[str, Any]] = self._call("POST", "/v1/score", body)["pods"]
         return rows
+
+    def _best(self, request: WorkRequest) -> dict[str, Any]:
+        return max(self._score(request), key=self._preference)
+
+    def _pick(self, request: WorkRequest) -> dict[str, Any]:
+        body = {"model": request.model, "token_ids": request.prompt}
+        pick: dict[str, Any] = self._call("POST", "/v1/pick", body)
+        return pick
+
+    def _report(self, pick: str, answer: EngineAnswer) -> None:
+        for event in ({"event": "first_token"}, {"event": "end", "cached_tokens": answer.hit}):
+            self._call("POST", "/v1/picked", {"pick": pick, **event})
 
     def _preference(self, row: dict[str, Any]) -> tuple[int, int, int]:
         """The longest certain hit, then the longest held prefix, then the least used pod."""

@@ -104,14 +104,23 @@ class EngineProcess(_Process):
 
 
 class ServerProcess(_Process):
-    """`kvbraid serve` on a free port of this machine, without any pod."""
+    """`kvbraid serve` on a free port of this machine; it has no pod yet, and keeps prompts."""
 
     def __init__(self) -> None:
         port = free_port()
         main = "from kvbraid.cli import main; main()"
-        arguments = ["-c", main, "serve", "--host", "127.0.0.1", "--port", str(port)]
+        self._config = tempfile.NamedTemporaryFile("w", suffix=".toml")  # noqa: SIM115 - as the log
+        self._config.write("[console]\nprompts = true\n")
+        self._config.flush()
+        options = ["--host", "127.0.0.1", "--port", str(port), "--config", self._config.name]
+        arguments = ["-c", main, "serve", *options]
         super().__init__("server", arguments, pipes=False)
         self.url = f"http://127.0.0.1:{port}"
+
+    def close(self) -> None:
+        """End the process, and remove its configuration."""
+        super().close()
+        self._config.close()
 
     def wait_until_healthy(self) -> None:
         """Return when the server answers; raises ServiceError if it ends or takes too long."""

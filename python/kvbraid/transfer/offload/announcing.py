@@ -3,12 +3,13 @@
 Invariant: a store is announced when its copy can be read, a removal when it no longer can, and a
 removal of one copy before the store of the next. A store says its tokens and what comes before
 them if the request is known; otherwise it is a placeholder (`block_size` 0), whose hash alone says
-where it stands. Blocks that follow each other in one tier and group are one event.
+where it stands. Blocks that follow each other in one tier and group are one event, and so are
+placeholders in a row. What is taken at once is bounded: a start or a reset tells of all records.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -22,6 +23,12 @@ from kvbraid.transfer.offload.index import TierIndex
 TierEvent: TypeAlias = BlockStored | BlockRemoved
 _HASH_BYTES: Final = 8
 """So many of a hash's last bytes are in events."""
+_MAX_HASHES: Final = 8_192
+"""So many hashes are taken at once: a fleet's index applies a longer batch in slices."""
+_MAX_TOKENS: Final = 1 << 20
+"""So many tokens: 5 MiB, where a feed accepts 32 MiB."""
+_MAX_RUN: Final = 1_024
+"""So many blocks are one event."""
 
 
 class Content(NamedTuple):
@@ -93,9 +100,10 @@ class Announcer:
     def __init__(self, topology: Topology, indexes: Sequence[TierIndex]) -> None:
         self._topology: Final = topology
         self._indexes: Final = indexes
-        self._events: list[TierEvent] = []
+        self._events: Final[deque[TierEvent]] = deque()
         self._run: list[TierBlock] = []  # What one event tells of.
         self._run_of: TierIndex = indexes[0]
+        self._again: deque[tuple[TierIndex, BlockKey]] = deque()  # To tell again.
 
     def stored(self, index: TierIndex, blocks: Iterable[TierBlock]) -> None:
         """Announce copies that can be read from now on."""
@@ -103,19 +111,23 @@ class Announcer:
         if removals or index is not self._run_of:
             self._end_run()
             self._run_of = index
-            self._events += removals
+            self._events.extend(removals)
         for block in blocks:
             if not self._continues(block):
                 self._end_run()
             self._run.append(block)
 
     def _continues(self, block: TierBlock) -> bool:
-        """Whether a block comes right after the last one of the run."""
-        if not self._run or not block.content.token_ids:
+        """Whether a block can be told in one event with the run: both are placeholders, or it
+        comes right after the run's last one."""
+        num_blocks, content = len(self._run), block.content
+        if not 0 < num_blocks < _MAX_RUN or num_blocks * len(content.token_ids) >= _MAX_TOKENS:
             return False
         _, last, before = self._run[-1]
-        is_next = block.key.group == last.group and block.content.parent == last.block_hash
-        return is_next and block.content.extra == before.extra
+        if block.key.group != last.group or bool(content.token_ids) != bool(before.token_ids):
+            return False
+        is_next = content.parent == last.block_hash and content.extra == before.extra
+        return is_next or not content.token_ids
 
     def _end_run(self) -> None:
         if not self._run:
@@ -141,31 +153,69 @@ class Announcer:
         self._events.append(event)
         self._run = []
 
+    def tell_again(self) -> None:
+        """Let all that tiers have be told again: a reset of the cache puts it in doubt."""
+        self._again = deque(
+            (index, key)
+            for index in self._indexes
+            for key in sorted(index.keys.values(), key=attrgetter("group"))
+        )
+
+    def _told_again(self) -> list[TierEvent]:
+        """Return the removal of some doubtful copies, and the store of the same. What was told
+        before this is all that there is."""
+        (index, first), run = self._again[0], list[TierBlock]()
+        while self._again and len(run) < _MAX_RUN:
+            tier, key = self._again[0]
+            if (tier, key.group) != (index, first.group):
+                break
+            self._again.popleft()
+            if (slot := index.slot_of(key)) is not None:
+                run.append(TierBlock(slot, key, UNKNOWN))
+        if not run:
+            return []
+        self._run, self._run_of = run, index
+        self._end_run()
+        stored = self._events.pop()
+        removed = BlockRemoved(
+            block_hashes=stored.block_hashes, medium=index.medium, group_idx=first.group
+        )
+        return [removed, stored]
+
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was announced since the last call of `take`."""
-        return not (self._events or self._run)
+        """Whether `take` has nothing to return."""
+        is_told = not (self._events or self._run or self._again)
+        return is_told and not any(index.has_removed for index in self._indexes)
 
     def take(self) -> list[TierEvent]:
-        """Return the events since the last call."""
+        """Return the oldest events that were not taken yet, as many as are taken at once."""
         self._end_run()
         for index in self._indexes:
-            self._events += _removals(index)
-        events, self._events = self._events, []
+            self._events.extend(_removals(index))
+        events, num_hashes, num_tokens = list[TierEvent](), 0, 0
+        while self._events:
+            event = self._events[0]
+            num_hashes += len(event.block_hashes)
+            num_tokens += len(event.token_ids) if isinstance(event, BlockStored) else 0
+            if events and (num_hashes > _MAX_HASHES or num_tokens > _MAX_TOKENS):
+                return events
+            events.append(self._events.popleft())
+        while self._again and num_hashes + 2 * _MAX_RUN <= _MAX_HASHES:
+            told = self._told_again()
+            num_hashes += sum(len(event.block_hashes) for event in told)
+            events += told
         return events
 
 
 def _removals(index: TierIndex) -> list[BlockRemoved]:
-    """Return the events of what a tier has lost: one for blocks of a group in a row."""
-    runs = groupby(index.take_removed(), key=attrgetter("group"))
-    return [
-        BlockRemoved(
-            block_hashes=tuple(_short(key.block_hash) for key in keys),
-            medium=index.medium,
-            group_idx=group,
-        )
-        for group, keys in runs
-    ]
+    """Return the events of what a tier has lost: one for some blocks of a group in a row."""
+    events = []
+    for group, keys in groupby(index.take_removed(), key=attrgetter("group")):
+        hashes = (_short(key.block_hash) for key in keys)
+        while part := tuple(islice(hashes, _MAX_RUN)):
+            events.append(BlockRemoved(block_hashes=part, medium=index.medium, group_idx=group))
+    return events
 
 
 def _extra_keys(block: TierBlock) -> tuple[str, ...] | None:

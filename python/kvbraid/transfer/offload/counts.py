@@ -19,6 +19,7 @@ class Drop(StrEnum):
     RETRACTED = "retracted"  # The block that it was copied from held garbage.
     SPOILT = "spoilt"  # The record was missing, short, corrupt or foreign.
     EVICTED = "evicted"  # Another block got its place.
+    RESET = "reset"  # All that tiers had was forgotten.
 
 
 @dataclass(slots=True, kw_only=True)

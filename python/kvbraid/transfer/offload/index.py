@@ -127,6 +127,21 @@ class TierIndex:
         self._removed.append(key)
         return True
 
+    def clear(self) -> list[BlockKey]:
+        """Forget all blocks; return which."""
+        keys, slots = list(self._slots), list(self._slots.values())
+        self.pool.forget(slots)
+        self._requeue(slots)
+        self.keys.clear()
+        self._slots.clear()
+        self._removed += keys
+        return keys
+
+    @property
+    def has_removed(self) -> bool:
+        """Whether `take_removed` has something to return."""
+        return bool(self._removed)
+
     def take_removed(self) -> list[BlockKey]:
         """Return what is no longer found, since the last call, in order."""
         removed, self._removed = self._removed, []

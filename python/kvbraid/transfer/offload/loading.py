@@ -235,8 +235,15 @@ class LoadsUnderWay:
 
     def retract(self, keys: Collection[BlockKey], blocks: Collection[BlockId]) -> None:
         """Fail what is filled from these records, or copied from these blocks of the pool."""
+        self._fail(lambda part: _has_read(part, keys, blocks))
+
+    def reset(self) -> None:
+        """Fail every position of the loads under way."""
+        self._fail(lambda _: True)
+
+    def _fail(self, is_meant: Callable[[_Position], bool]) -> None:
         for load in self._loads.values():
-            bad = [p for p in load.parts if not p.is_bad and _has_read(p, keys, blocks)]
+            bad = [part for part in load.parts if not part.is_bad and is_meant(part)]
             for part in bad:
                 part.is_bad = True
                 if part.is_open:

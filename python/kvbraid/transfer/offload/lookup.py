@@ -132,6 +132,7 @@ class LookUps:
         refused: Collection[str] = (),
         *,
         may_wait: bool,
+        whole_blocks: bool = False,
     ) -> Found | Again | None:
         """Return what a request can load; None for nothing. See `OffloadManager.lookup`."""
         if tokens:
@@ -139,13 +140,13 @@ class LookUps:
         self._withdraw(request)
         if request in self._declined:
             self._declined.remove(request)
-            return self._offer_at_once(request, refused)
+            return self._offer_at_once(request, refused, whole_blocks=whole_blocks)
         wait = self._waits.get(request) or _Wait(self._deadline())
         is_late = self._tiers.clock() >= wait.deadline
         if may_wait and wait.missing and not is_late and not self._is_in_pool(request, wait):
             return Again.ASK_AGAIN
         self._waits.pop(request, None)
-        match, indexes = self.match_over(request, refused)
+        match, indexes = self.match_over(request, refused, whole_blocks=whole_blocks)
         reads = may_wait and max(match.sources, default=0) > _IN_HOST
         if reads and not is_late and self._want(request, match, indexes, wait):
             self._waits[request] = wait
@@ -153,7 +154,7 @@ class LookUps:
             return Again.ASK_AGAIN
         if reads:
             self._tiers.counts.num_deadlines += is_late
-            match, indexes = self.match_over(request, [*refused, *self._tiers.records])
+            match, indexes = self._match_host(request, refused, whole_blocks=whole_blocks)
         found = self._found(request, match, indexes)
         if found:
             found = replace(found, read_from=wait.read_from)
@@ -165,11 +166,14 @@ class LookUps:
         """Whether the pool alone has by now what a request waits for."""
         return self._tiers.cache.tiers.match_over(request, ()).num_tokens >= wait.num_tokens
 
-    def _offer_at_once(self, request: int, refused: Collection[str]) -> Found | None:
+    def _offer_at_once(
+        self, request: int, refused: Collection[str], *, whole_blocks: bool
+    ) -> Found | None:
         """Offer what host memory alone has of a load that did not fit into the pool, perhaps for
         what it had pinned there. Who gets nothing may compute, so nobody waits for ever."""
         host = self._tiers.host
-        found = self._found(request, *self.match_over(request, [*refused, *self._tiers.records]))
+        match, indexes = self._match_host(request, refused, whole_blocks=whole_blocks)
+        found = self._found(request, match, indexes)
         if found is None:
             return None
         sources = []
@@ -184,8 +188,14 @@ class LookUps:
     def _deadline(self) -> float:
         return self._tiers.clock() + self._tiers.options.promote_deadline
 
+    def _match_host(
+        self, request: int, refused: Collection[str], *, whole_blocks: bool
+    ) -> tuple[TierMatch, Sequence[TierIndex]]:
+        left_out = [*refused, *self._tiers.records]
+        return self.match_over(request, left_out, whole_blocks=whole_blocks)
+
     def match_over(
-        self, request: int, refused: Collection[str]
+        self, request: int, refused: Collection[str], *, whole_blocks: bool = False
     ) -> tuple[TierMatch, Sequence[TierIndex]]:
         """Return what a request can reuse, and the indexes that were asked."""
         tiers = self._tiers
@@ -194,7 +204,8 @@ class LookUps:
         # Whatever is loaded comes through host memory.
         indexes = [] if tiers.host.name in left_out else [tiers.host, *below]
         pools = [index.pool for index in indexes]
-        return tiers.cache.tiers.match_over(request, pools), indexes
+        match = tiers.cache.tiers.match_over(request, pools, whole_blocks=whole_blocks)
+        return match, indexes
 
     def _found(self, request: int, match: TierMatch, indexes: Sequence[TierIndex]) -> Found | None:
         """Return what a request can load; None for nothing."""

@@ -106,6 +106,7 @@ class OffloadManager:
         extra: ExtraKeys = NO_EXTRA_KEYS,
         refused: Collection[str] = (),
         may_wait: bool = True,
+        whole_blocks: bool = False,
     ) -> Found | Again | None:
         """Return what a request that the cache knows can load; None for nothing.
 
@@ -120,8 +121,11 @@ class OffloadManager:
             extra: What keeps its blocks apart from those of others.
             refused: Tiers that must not be read.
             may_wait: Whether the caller can ask again.
+            whole_blocks: Whether a load must not end inside a block of a group.
         """
-        return self._lookups.lookup(request, tokens, extra, refused, may_wait=may_wait)
+        return self._lookups.lookup(
+            request, tokens, extra, refused, may_wait=may_wait, whole_blocks=whole_blocks
+        )
 
     def match_over(self, request: int, refused: Collection[str] = ()) -> TierMatch:
         """Return how much a request can reuse now, without asking for it: changes nothing."""
@@ -206,12 +210,20 @@ class OffloadManager:
         return self._loads.take_reports()
 
     def take_events(self) -> list[TierEvent]:
-        """Return what tiers have got and lost since the last call, in order."""
+        """Return what tiers have got and lost since the last call, in order.
+
+        At most 8,192 blocks at once. The next calls tell of the rest; see `has_news`.
+        """
         return self._tiers.announcer.take()
+
+    def tell_again(self) -> None:
+        """Let `take_events` tell again what tiers have. Call it after a reset of the cache, whose
+        event has a fleet doubt it."""
+        self._tiers.announcer.tell_again()
 
     @property
     def has_news(self) -> bool:
-        """Whether tiers have got something that `take_events` has not told yet."""
+        """Whether tiers have got or lost something that `take_events` has not told yet."""
         return not self._tiers.announcer.is_empty
 
     # What tiers say by themselves.
@@ -220,11 +232,14 @@ class OffloadManager:
         """Take in records that a tier has: at its start, or found since. Each rank says its own.
 
         Give those first that were used longest ago. What does not fit is dropped from the tier.
+        After a `reset`, nothing is taken in.
 
         Raises:
             InvalidValueError: There is no such tier.
         """
         self._index(tier)
+        if self._tiers.are_renamed:
+            return
         for key in keys:
             ranks = self._opened.setdefault((tier, key), set())
             ranks.add(rank)
@@ -241,7 +256,7 @@ class OffloadManager:
             InvalidValueError: There is no such tier.
         """
         index = self._index(tier)
-        for key in keys:
+        for key in map(self._tiers.record_key, keys):
             self._opened.pop((tier, key), None)
             if index.forget(key):
                 self._tiers.gone(index, key, Drop.EVICTED)
@@ -294,6 +309,27 @@ class OffloadManager:
             if index is not tiers.host:
                 self._writes[index.name].discard(key)
 
+    def reset(self) -> None:
+        """Forget all that tiers hold, because what computed it is no longer what computes.
+
+        Nothing that was stored, or is being stored, is offered from now on. Loads under way fail
+        at every position. Records are dropped in the background. Those that are written from now
+        on have names that no other engine knows, and no later one; those of others are not taken
+        in any more. Call it between two schedules, after the cache's own reset.
+        """
+        tiers = self._tiers
+        self._lookups.close()
+        self._loads.reset()
+        self._promotions.reset()
+        tiers.cache.tiers.take_findable()
+        self._stores.close(Drop.RESET)
+        for writes in self._writes.values():
+            writes.reset()
+        tiers.drop(tiers.host.name, Drop.RESET, len(tiers.host.clear()))
+        tiers.origins.clear()
+        self._opened.clear()
+        tiers.rename_records()
+
     def back_off(self, record: Record) -> None:
         """Do not read the record's tier for a while; the record stays."""
         self._tiers.read_rest.failed(record.tier, self._tiers.clock())
@@ -318,9 +354,12 @@ class OffloadManager:
 
     @property
     def num_pending(self) -> int:
-        """Jobs under way, and blocks that wait for one: while there are any, keep stepping."""
-        queued = sum(self.counts.num_pending.values())
-        return len(self._tiers.jobs) + queued
+        """Jobs under way, and blocks that wait for one: while there are any, keep stepping.
+
+        Records that are to be dropped wait for the next step: vLLM resets before it sleeps.
+        """
+        pending = self.counts.num_pending
+        return len(self._tiers.jobs) + pending.total() - pending[Kind.DROP]
 
     @property
     def counts(self) -> OffloadCounts:
@@ -331,6 +370,7 @@ class OffloadManager:
         pending[Kind.PROMOTE] += self._promotions.num_queued
         pending[Kind.LOAD] += self._loads.num_open
         pending[Kind.WRITE] += sum(writes.num_queued for writes in self._writes.values())
+        pending[Kind.DROP] += sum(writes.num_drops_queued for writes in self._writes.values())
         counts.num_pending.clear()
         counts.num_pending.update(pending)
         return counts

@@ -88,7 +88,8 @@ class Promotions:
             promotion.slot = slot
             ready.setdefault(promotion.tier, []).append(promotion)
         for tier, promotions in ready.items():
-            items = [Item(p.key.group, _NO_BLOCK, p.slot, p.key) for p in promotions]
+            named = [(p, tiers.record_key(p.key)) for p in promotions]
+            items = [Item(name.group, _NO_BLOCK, p.slot, name) for p, name in named]
             for job in tiers.chunked(Kind.PROMOTE, items, self, tier):
                 self._read[job.number] = promotions[: len(job.items)]
                 del promotions[: len(job.items)]
@@ -155,6 +156,11 @@ class Promotions:
             promotion.is_cancelled = True
             self._fail(promotion, Status.MISS)
             self._end([promotion], promotion.tier)
+
+    def reset(self) -> None:
+        """Let everything that is being read be no good."""
+        for key in list(self._promotions):
+            self.retract(key)
 
     @property
     def num_queued(self) -> int:

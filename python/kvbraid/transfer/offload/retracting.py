@@ -44,6 +44,11 @@ class Origins:
             if not keys:
                 del self._keys[block]
 
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._blocks.clear()
+        self._keys.clear()
+
     def __len__(self) -> int:
         """How many keys are known."""
         return len(self._blocks)

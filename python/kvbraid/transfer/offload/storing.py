@@ -199,13 +199,13 @@ class Stores:
         """Store nothing of these blocks."""
         self._cancel([store for store in self._stores.values() if store.block in blocks])
 
-    def close(self) -> None:
-        """Store nothing more; what is being copied is held until it is over."""
-        self._cancel(list(self._stores.values()))
+    def close(self, why: Drop = Drop.RETRACTED) -> None:
+        """Store nothing that waits; what is being copied is held until it is over."""
+        self._cancel(list(self._stores.values()), why)
 
-    def _cancel(self, stores: Sequence[_Store]) -> None:
+    def _cancel(self, stores: Sequence[_Store], why: Drop = Drop.RETRACTED) -> None:
         for store in stores:
-            self._tiers.drop(self._tiers.host.name, Drop.RETRACTED)
+            self._tiers.drop(self._tiers.host.name, why)
             if store.slot:
                 store.is_cancelled = True
                 del self._stores[store.key]

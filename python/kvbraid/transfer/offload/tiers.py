@@ -1,9 +1,13 @@
 """What all parts of the manager share: the indexes, the events, the jobs, and the clock.
 
-Invariant: a block is findable in an index exactly from its announcement to its removal event.
+Invariant: a block is findable in an index exactly from its announcement to its removal event. A
+record has the name of its block until the first reset. From then on it has a name that nobody else
+can know, and another one after each reset: no other engine, and no later one, takes it for a block
+of the weights that its namespace names.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from secrets import randbits
 from typing import Final
 
 from kvbraid.cache import CacheManager
@@ -19,6 +23,9 @@ from kvbraid.transfer.offload.index import Pins, TierIndex
 from kvbraid.transfer.offload.options import OffloadOptions, RecordTier
 from kvbraid.transfer.offload.retracting import Origins
 from kvbraid.transfer.offload.tracking import JobOwner, JobTable
+
+_MASK_BITS: Final = 512
+"""No hash of a block is longer."""
 
 
 class TierState:
@@ -62,6 +69,7 @@ class TierState:
         self.unit: Final = hash_block_size(topology)
         self.clock: Callable[[], float] = lambda: self.num_steps
         self.num_steps = 0
+        self._mask = 0
         failures, rest = options.failures_before_rest, options.rest
         self.write_rest: Final = Cooldowns(failures=failures, duration=rest)
         self.read_rest: Final = Cooldowns(failures=1, duration=rest)
@@ -74,9 +82,9 @@ class TierState:
         for start in range(0, len(items), most):
             yield self.jobs.issue(kind, items[start : start + most], owner, tier)
 
-    def drop(self, tier: str, why: Drop) -> None:
-        """Count a block that is not stored, or no longer had."""
-        self.counts.drops[tier, why] += 1
+    def drop(self, tier: str, why: Drop, count: int = 1) -> None:
+        """Count blocks that are not stored, or no longer had."""
+        self.counts.drops[tier, why] += count
 
     def take_slots(self, count: int) -> list[BlockId]:
         """Take host slots, whatever they hold; fewer if the others are pinned."""
@@ -85,6 +93,24 @@ class TierState:
             if evicted is not None:
                 self.gone(self.host, evicted, Drop.EVICTED)
         return [slot for slot, _ in taken]
+
+    def rename_records(self) -> None:
+        """Give all records that are written from now on names that nobody else knows."""
+        self._mask = randbits(_MASK_BITS)
+
+    @property
+    def are_renamed(self) -> bool:
+        """Whether records that this engine has not written are no good any more."""
+        return self._mask > 0
+
+    def record_key(self, key: BlockKey) -> BlockKey:
+        """Return what the record of a block is called, or the block whose record is called so."""
+        if not self._mask:
+            return key
+        num_bytes = len(key.block_hash)
+        mask = self._mask & ((1 << 8 * num_bytes) - 1)
+        name = int.from_bytes(key.block_hash, "big") ^ mask
+        return BlockKey(name.to_bytes(num_bytes, "big"), key.group)
 
     def gone(self, index: TierIndex, key: BlockKey, why: Drop) -> None:
         """Count a block that a tier lacks now."""

@@ -23,11 +23,16 @@ from kvbraid.transfer.offload.tiers import TierState
 from kvbraid.transfer.status import Status
 
 _NO_BLOCK: Final = BlockId(0)
+_MAX_DROPS: Final = 1_024
+"""So many records are dropped at a time; a reset may leave hundreds of thousands."""
 
 
 @dataclass(slots=True, eq=False)
 class _Write:
+    """A block on its way into the record that is called `name`."""
+
     key: BlockKey
+    name: BlockKey
     slot: BlockId
     content: Content
     is_bad: bool = False  # The record is not to stay.
@@ -47,6 +52,7 @@ class RecordWrites:
         self._written: Final[dict[int, list[_Write]]] = {}  # By job.
         self._to_drop: Final[deque[BlockKey]] = deque()
         self._dropping: Final[set[BlockKey]] = set()  # Queued, or being dropped.
+        self._num_dropped = 0  # In jobs.
 
     def is_writing(self, key: BlockKey) -> bool:
         """Whether a record will be there."""
@@ -63,12 +69,13 @@ class RecordWrites:
             self._tiers.drop(self._index.name, Drop.WRITES_FULL)
 
     def _is_known(self, key: BlockKey) -> bool:
-        return key in self._index or key in self._writes or key in self._dropping
+        is_had = key in self._index or key in self._writes
+        return is_had or self._tiers.record_key(key) in self._dropping
 
     def _queue_waiting(self) -> None:
         """Queue what has waited longest, as far as there is room."""
         tiers, name, slots = self._tiers, self._index.name, list[BlockId]()
-        is_resting = tiers.write_rest.is_cooling(name, tiers.clock())
+        is_resting = self._is_resting
         while self._waiting and len(self._writes) < self._most:
             key, content = self._waiting.popitem(last=False)
             slot = tiers.host.slot_of(key)
@@ -78,20 +85,21 @@ class RecordWrites:
                 tiers.drop(name, Drop.RESTING)
             elif not self._is_known(key):
                 slots.append(slot)
-                self._writes[key] = write = _Write(key, slot, content)
+                self._writes[key] = write = _Write(key, tiers.record_key(key), slot, content)
                 self._queue.append(write)
         tiers.host.pins.hold(*slots)
 
     def take_jobs(self) -> Iterator[Job]:
         """Yield what can begin."""
         self._queue_waiting()
-        if not self._tiers.write_rest.is_cooling(self._index.name, self._tiers.clock()):
-            items = [Item(key.group, _NO_BLOCK, _NO_BLOCK, key) for key in self._to_drop]
-            self._to_drop.clear()
-            yield from self._tiers.chunked(Kind.DROP, items, self, self._index.name)
+        num_free = 0 if self._is_resting else _MAX_DROPS - self._num_dropped
+        names = [self._to_drop.popleft() for _ in range(min(num_free, len(self._to_drop)))]
+        items = [Item(name.group, _NO_BLOCK, _NO_BLOCK, name) for name in names]
+        self._num_dropped += len(items)
+        yield from self._tiers.chunked(Kind.DROP, items, self, self._index.name)
         writes = list(self._queue)
         self._queue.clear()
-        items = [Item(write.key.group, write.slot, _NO_BLOCK, write.key) for write in writes]
+        items = [Item(write.key.group, write.slot, _NO_BLOCK, write.name) for write in writes]
         for job in self._tiers.chunked(Kind.WRITE, items, self, self._index.name):
             self._written[job.number] = writes[: len(job.items)]
             del writes[: len(job.items)]
@@ -123,7 +131,7 @@ class RecordWrites:
             tiers.drop(name, Drop.NO_SLOT)
         for write in writes:
             if write.is_bad:
-                self._dropping.add(write.key)
+                self._dropping.add(write.name)
                 tiers.forget_origin(write.key)
 
     def _dropped(self, job: Job, statuses: Sequence[Status]) -> None:
@@ -139,10 +147,11 @@ class RecordWrites:
     def over(self, job: Job) -> None:
         """Free the slots of a job, and drop what is not to stay."""
         if job.kind is Kind.DROP:
+            self._num_dropped -= len(job.items)
             return
         writes = self._written.pop(job.number)
         self._tiers.host.pins.free(*[write.slot for write in writes])
-        self._to_drop.extend(write.key for write in writes if write.is_bad)
+        self._to_drop.extend(write.name for write in writes if write.is_bad)
 
     def opened(self, key: BlockKey) -> None:
         """Take in a record that the tier has without having been told to."""
@@ -169,9 +178,10 @@ class RecordWrites:
 
     def discard(self, key: BlockKey) -> None:
         """Have a record dropped that is not findable."""
-        if key not in self._dropping:
-            self._dropping.add(key)
-            self._to_drop.append(key)
+        name = self._tiers.record_key(key)
+        if name not in self._dropping:
+            self._dropping.add(name)
+            self._to_drop.append(name)
 
     def retract(self, key: BlockKey) -> bool:
         """Make sure that a block is never read from here; return whether it could have been."""
@@ -182,6 +192,15 @@ class RecordWrites:
         if write is not None:
             self._cancel(write)
         return is_found or write is not None
+
+    def reset(self) -> None:
+        """Forget and drop all records, those included that are being written."""
+        num_writes = len(self._writes)
+        self.close()
+        keys = self._index.clear()
+        for key in keys:
+            self.discard(key)
+        self._tiers.drop(self._index.name, Drop.RESET, num_writes + len(keys))
 
     def close(self) -> None:
         """Write nothing more; what is being written is pinned until it is over."""
@@ -196,12 +215,21 @@ class RecordWrites:
             self._tiers.host.pins.free(write.slot)
         else:  # It may still land, so nothing else is written there before it is dropped.
             write.is_bad = True
-            self._dropping.add(write.key)
+            self._dropping.add(write.name)
 
     @property
     def num_queued(self) -> int:
         """Writes that are in no job yet."""
         return len(self._queue) + len(self._waiting)
+
+    @property
+    def num_drops_queued(self) -> int:
+        """Records to drop that are in no job."""
+        return len(self._to_drop)
+
+    @property
+    def _is_resting(self) -> bool:
+        return self._tiers.write_rest.is_cooling(self._index.name, self._tiers.clock())
 
     def slots(self) -> list[BlockId]:
         """Return the host slots that are pinned for writes."""
@@ -211,6 +239,8 @@ class RecordWrites:
     def check_integrity(self) -> None:
         """Assert the invariant of this tier."""
         assert len(self._waiting) <= self._num_slots, "more blocks wait than there are slots"
-        assert not any(key in self._index for key in self._dropping), "a record that goes is found"
+        found = map(self._tiers.record_key, self._index.keys.values())
+        assert self._dropping.isdisjoint(found), "a record that goes is found"
         assert not any(key in self._index for key in self._writes), "a record is written twice"
         assert {*self._to_drop} <= self._dropping, "a queued drop is not known"
+        assert 0 <= self._num_dropped <= _MAX_DROPS, "too many records are dropped at a time"

@@ -35,7 +35,8 @@ def all_well(job: Job, item: Item, rank: int) -> Status:
 
 @dataclass
 class Engine:
-    """Steps are numbered from 0, and have run when `step` returns. Blocks hold their own keys."""
+    """Steps are numbered from 0, and have run when `step` returns. Blocks hold their own keys, and
+    the number of the weights that computed them."""
 
     topology: Topology = HYBRID
     num_blocks: int = 60
@@ -55,6 +56,7 @@ class Engine:
         self.jobs: list[Job] = []
         self.num_steps = 0
         self.num_loads = 0
+        self.weights = 0
         self.restart()
 
     def restart(self) -> None:
@@ -112,7 +114,23 @@ class Engine:
             for block in filter(None, table):
                 for rank, worker in enumerate(self.workers):
                     known = keys.get(block)
-                    worker.device[block] = content_of(known, rank) if known else b"unfinished"
+                    worker.device[block] = self.content(known, rank) if known else b"unfinished"
+
+    def content(self, key: BlockKey, rank: int) -> bytes:
+        """Return what a block holds if the present weights have computed it."""
+        return content_of(key, rank) + bytes(self.weights)
+
+    def reset(self) -> bool:
+        """Change the weights, and have the tiers reset; False if requests keep their blocks."""
+        held = self.manager.held_blocks
+        self.cache.pool.free(held)
+        is_reset = self.cache.reset()
+        self.cache.pool.hold(held)
+        self.weights += is_reset
+        self.manager.reset()
+        assert not any(self.manager.num_blocks().values())
+        self.check()
+        return is_reset
 
     def step(self, request: int | None = None, *, to_end: bool = True) -> int:
         """Schedule a step that runs at once, and its jobs; return its number.
@@ -223,8 +241,10 @@ class Engine:
             for key, slot in keys.items():
                 for rank, worker in enumerate(self.workers):
                     records = worker.records.get(tier)
-                    found = worker.host.get(slot) if records is None else records.get(key)
-                    assert found in {content_of(key, rank), None if records is not None else b""}
+                    name = self.manager._tiers.record_key(key)
+                    found = worker.host.get(slot) if records is None else records.get(name)
+                    right = self.content(key, rank)
+                    assert found in {right, None if records is not None else b""}
 
     def check_idle(self) -> None:
         """Check that nothing is pinned."""

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from kvbraid.events.model import BlockRemoved, BlockStored
+from kvbraid.events.wire import encode_batch
 from kvbraid.hashing import ExtraKeys, Lora, MediaItem
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 from kvbraid.transfer.keys import BlockKey
@@ -87,7 +88,8 @@ def test_a_tier_announces_at_the_start_what_it_has() -> None:
     had_news.append(engine.manager.has_news)
     events = stored(engine)
     assert [*had_news, engine.manager.has_news] == [False, True, False]
-    assert [event.block_size for event in events] == [0, 0, 0]
+    assert {event.block_size for event in events} == {0}
+    assert sum(len(event.block_hashes) for event in events) == 3
     assert {event.medium for event in events} == {"STORAGE"}
 
 
@@ -109,7 +111,9 @@ def test_a_tier_of_several_ranks_has_what_all_of_them_have() -> None:
     engine.manager.opened("disk", keys, 0)
     assert engine.manager.take_events() == []
     engine.manager.opened("disk", keys[1:], 1)
-    assert len(engine.manager.take_events()) == 2
+    (event,) = engine.manager.take_events()
+    assert isinstance(event, BlockStored)
+    assert len(event.block_hashes) == 2
 
 
 def test_events_replayed_give_what_tiers_have() -> None:
@@ -141,3 +145,55 @@ def test_removals_of_a_group_in_a_row_are_one_event() -> None:
     removed = [e for e in engine.manager.take_events() if isinstance(e, BlockRemoved)]
     assert [event.medium for event in removed] == ["CPU", "CPU"]
     assert {event.group_idx: [*event.block_hashes] for event in removed} == short
+
+
+def test_a_start_and_a_reset_with_many_records_are_told_in_parts() -> None:
+    keys = [BlockKey(number.to_bytes(32, "big"), number % 2) for number in range(100_000)]
+    keys.sort(key=lambda key: key.group)
+    engine = Engine(tiers=[("disk", len(keys))])
+    engine.manager.opened("disk", keys)
+    hashes = [int.from_bytes(key.block_hash[-8:], "big") for key in keys]
+    assert told_in_parts(engine) == {BlockStored: hashes}
+    engine.manager.reset()
+    assert told_in_parts(engine) == {BlockRemoved: hashes}
+
+
+def told_in_parts(engine: Engine) -> dict[type, list[object]]:
+    """Return the hashes of all events, and check that each batch is bounded."""
+    told: dict[type, list[object]] = {}
+    while engine.manager.has_news:
+        events = engine.manager.take_events()
+        assert 0 < sum(len(event.block_hashes) for event in events) <= 8_192
+        assert len(encode_batch(events)) < 2 << 20
+        for event in events:
+            assert len(event.block_hashes) <= 1_024
+            told.setdefault(type(event), []).extend(event.block_hashes)
+    return told
+
+
+def test_a_batch_has_a_limit_of_tokens_too() -> None:
+    long = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=1 << 17)
+    engine = Engine(topology=Topology(groups=(long,)), num_blocks=20)
+    engine.compute(range(9 << 17))
+    sizes = []
+    while engine.manager.has_news:
+        events = [e for e in engine.manager.take_events() if isinstance(e, BlockStored)]
+        sizes.append(sum(len(event.token_ids) for event in events))
+    assert sizes == [8 << 17, 1 << 17]
+
+
+def test_what_tiers_have_is_told_again_in_parts_and_as_it_is_by_then() -> None:
+    keys = [BlockKey(number.to_bytes(32, "big"), number % 2) for number in range(10_000)]
+    engine = Engine(tiers=[("disk", len(keys))])
+    engine.manager.opened("disk", keys)
+    told_in_parts(engine)
+    engine.manager.tell_again()
+    first = engine.manager.take_events()
+    assert sum(len(event.block_hashes) for event in first) <= 8_192
+    engine.manager.vanished("disk", keys[-100:])
+    later = told_in_parts(engine)
+    removed = [h for e in first if isinstance(e, BlockRemoved) for h in e.block_hashes]
+    stored_again = [h for e in first if isinstance(e, BlockStored) for h in e.block_hashes]
+    assert len(stored_again) == 4_096
+    assert len(stored_again + later[BlockStored]) == len(keys) - 100
+    assert len(removed + later[BlockRemoved]) == len(keys)

@@ -22,7 +22,6 @@ from tests.unit.transfer.offload.engine import (
     STATE,
     WINDOW,
     Engine,
-    content_of,
 )
 
 TOPOLOGIES = (
@@ -186,7 +185,7 @@ class Life(RuleBasedStateMachine):
         end = min((target.position + 1) * size, found.num_tokens)
         hashes = self.engine.cache.tiers.block_hashes(found.request)
         key = BlockKey(hashes[end // FULL.block_size - 1], target.group)
-        assert self.engine.workers[rank].device[target.block_id] == content_of(key, rank)
+        assert self.engine.workers[rank].device[target.block_id] == self.engine.content(key, rank)
 
     @rule(data=st.data())
     def forget_blocks(self, data: st.DataObject) -> None:
@@ -206,8 +205,13 @@ class Life(RuleBasedStateMachine):
                 getattr(engine.manager, how)(record)
             elif record.tier != engine.options.host_name:
                 key = next(k for k in contents[record.tier] if k.to_bytes() == record.key)
-                engine.manager.vanished(record.tier, [key])
+                engine.manager.vanished(record.tier, [engine.manager._tiers.record_key(key)])
             self._take_reports()
+
+    @rule()
+    def reset(self) -> None:
+        self.engine.reset()
+        self._take_reports()
 
     @precondition(lambda self: self.engine.tiers)
     @rule()

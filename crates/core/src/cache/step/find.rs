@@ -73,7 +73,8 @@ impl FoundEntries {
 #[derive(Debug, Clone)]
 pub(in crate::cache) struct Finder {
     topology: Topology,
-    /// The same without an engine's departures from the rule.
+    /// The same without an engine's departures from the rule. Whether hits may end inside blocks is
+    /// for each look-up to say.
     pure: Topology,
     /// The groups that an engine looks up first: the first full group, or else the first group,
     /// with its equals.
@@ -255,12 +256,14 @@ impl Finder {
     }
 
     /// The boundary at which a request could resume by the rule, before replay, if one pool held
-    /// what all of these hold; and the entries of its hashes in each. Only buffers are changed.
+    /// what all of these hold, perhaps only where it ends inside no block; and the entries of its
+    /// hashes in each. Only buffers are changed.
     pub(super) fn find_over(
         &mut self,
         request: &Request,
         groups: &[Group],
         pools: &[&Pool],
+        whole_blocks: bool,
     ) -> (u32, FoundEntries) {
         if !groups.iter().any(|group| group.cacheable) {
             return (0, FoundEntries::default());
@@ -272,6 +275,7 @@ impl Finder {
             whole: &whole,
             partial: &partial,
         };
+        self.pure.partial_hits = self.topology.partial_hits && !whole_blocks;
         let ends = rule::resume(&self.pure, &held, query(request), &mut self.scratch);
         (ends[0], found)
     }

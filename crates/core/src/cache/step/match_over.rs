@@ -7,8 +7,9 @@
 //! load           hit  hit  tier pool tier        the boundary is after position 4
 //! ```
 //! The boundary is that of the rule for one cache that holds what pool and tiers hold, and never
-//! below the hit of the pool. Each position after the hit is filled from the first that has it: the
-//! pool, then the tiers in their order.
+//! below the hit of the pool. With `whole_blocks` it is that of the rule without hits inside blocks.
+//! Each position after the hit is filled from the first that has it: the pool, then the tiers in
+//! their order.
 
 use smallvec::SmallVec;
 
@@ -26,7 +27,12 @@ use crate::rule::needed;
 ///
 /// # Errors
 /// `UnknownRequest`; `InvalidValue` for a tier with other groups.
-pub fn match_over(cache: &mut Cache, id: u64, tiers: &[&Cache]) -> Result<TierMatch> {
+pub fn match_over(
+    cache: &mut Cache,
+    id: u64,
+    tiers: &[&Cache],
+    whole_blocks: bool,
+) -> Result<TierMatch> {
     let groups = &cache.core.config.topology.groups;
     let is_other = |tier: &&Cache| tier.core.config.topology.groups != *groups;
     if let Some(number) = tiers.iter().position(is_other) {
@@ -34,7 +40,9 @@ pub fn match_over(cache: &mut Cache, id: u64, tiers: &[&Cache]) -> Result<TierMa
             "tiers[{number}] has other groups than the cache; give its index the same topology"
         )));
     }
-    cache.with(id, |core, request| Ok(find(core, request, tiers)))
+    cache.with(id, |core, request| {
+        Ok(find(core, request, tiers, whole_blocks))
+    })
 }
 
 type Pools<'a> = SmallVec<[&'a Pool; 4]>;
@@ -44,12 +52,15 @@ fn pools<'a>(pool: &'a Pool, tiers: &[&'a Cache]) -> Pools<'a> {
     std::iter::once(pool).chain(below).collect()
 }
 
-fn find(core: &mut Core, request: &Request, tiers: &[&Cache]) -> TierMatch {
+fn find(core: &mut Core, request: &Request, tiers: &[&Cache], whole_blocks: bool) -> TierMatch {
     let replay = core.config.topology.replay_tokens;
     let hit = core.finder.find(request, &core.groups, &core.pool);
-    let (boundary, entries) =
-        core.finder
-            .find_over(request, &core.groups, &pools(&core.pool, tiers));
+    let (boundary, entries) = core.finder.find_over(
+        request,
+        &core.groups,
+        &pools(&core.pool, tiers),
+        whole_blocks,
+    );
     let end = boundary.saturating_sub(replay);
     if end <= hit.num_tokens {
         return TierMatch {

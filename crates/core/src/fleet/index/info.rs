@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::fleet::presence::planes::{PlaneKey, Planes};
 use crate::fleet::rank::Rank;
 use crate::fleet::rank::counts::Placed;
 use crate::fleet::state::State;
+use crate::fleet::tier::Tier;
 
 /// What is known of one rank, for people to read.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +35,9 @@ pub struct RankInfo {
     pub hash_function: &'static str,
     /// The number of hashes that have a name here.
     pub blocks: usize,
+    /// The bytes that the rank takes, by capacity: its own tables, and the pages of presence bits
+    /// that are charged to it.
+    pub bytes: usize,
 }
 
 /// One group as it is known now.
@@ -42,16 +47,28 @@ pub struct GroupInfo {
     pub group: Option<u16>,
     /// Kind, window, block size and so on.
     pub spec: crate::spec::GroupSpec,
+    /// The blocks that are held for certain and have a place, by tier.
+    pub held: [usize; Tier::ALL.len()],
 }
 
 /// What is known of one rank.
-pub(super) fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
+pub(super) fn info(pod: &str, model: &str, rank: &Rank, planes: &Planes, bytes: usize) -> RankInfo {
     let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
         let pairs = view.groups.iter().zip(view.topology.groups);
         pairs
             .map(|(&group, spec)| GroupInfo {
                 group: Rank::group_name(group),
                 spec,
+                held: Tier::ALL.map(|tier| {
+                    let key = PlaneKey {
+                        group,
+                        partial: false,
+                        tier,
+                        doubted: false,
+                        word: rank.column.word,
+                    };
+                    planes.held(key, rank.column.bit)
+                }),
             })
             .collect()
     });
@@ -59,7 +76,7 @@ pub(super) fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
         .counts
         .refused
         .iter()
-        .map(|(&reason, &count)| (reason.to_owned(), count))
+        .map(|(reason, &count)| (reason.to_string(), count))
         .collect();
     for (reason, count) in &rank.counts.refused_outside {
         *refused.entry(reason.clone()).or_insert(0) += count;
@@ -77,5 +94,6 @@ pub(super) fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
         refused,
         hash_function: rank.chain.standing().name(),
         blocks: rank.slots.len(),
+        bytes,
     }
 }

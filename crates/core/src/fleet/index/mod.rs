@@ -3,6 +3,7 @@
 //! In reading order:
 //! - `feed`: what feeds report: payloads, losses, restarts;
 //! - `routed`: what a gateway reports that it is sending and has sent to a pod;
+//! - `snapshots`: a pod to bytes and back;
 //! - `registration`: pods come and go;
 //! - `info`: what is known of each rank, for people;
 //! - `explain`: why an answer is what it is;
@@ -16,6 +17,7 @@ pub(in crate::fleet) mod info;
 pub(in crate::fleet) mod limits;
 pub(in crate::fleet) mod registration;
 pub(in crate::fleet) mod routed;
+pub(in crate::fleet) mod snapshots;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -325,10 +327,15 @@ impl Index {
             let columns = pod.columns.iter();
             let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));
             columns.filter_map(move |(_, &column)| {
+                let model = model?;
+                let rank = model.ranks[column].as_ref()?;
+                let bytes = rank.bytes() + model.planes.paid_by(column);
                 Some(info::info(
                     name,
                     &pod.spec.model,
-                    model?.ranks[column].as_ref()?,
+                    rank,
+                    &model.planes,
+                    bytes,
                 ))
             })
         });

@@ -10,6 +10,7 @@ use crate::fleet::model::Model;
 use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::EngineChain;
 use crate::fleet::pod::{Pod, PodSpec};
+use crate::fleet::presence::planes::Column;
 use crate::fleet::rank::Rank;
 use crate::prefix::plus;
 use crate::wire::MAX_RANKS;
@@ -77,6 +78,8 @@ impl Index {
     }
 
     pub(in crate::fleet) fn add_rank(&mut self, name: &str, dp_rank: u32) -> Result<usize> {
+        let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        let rank = self.new_rank(pod, dp_rank)?;
         let pod = self.pods.get_mut(name).ok_or_else(|| unknown_pod(name))?;
         let secret = &self.options.secret;
         let model = self
@@ -84,6 +87,14 @@ impl Index {
             .entry(pod.spec.model.clone())
             .or_insert_with_key(|name| Model::new(name, secret));
         let (index, column) = model.free_column();
+        model.ranks[index] = Some(Rank { column, ..rank });
+        model.invalidate(index);
+        pod.columns.insert(dp_rank, index);
+        Ok(index)
+    }
+
+    /// A rank of a pod about which nothing is known; it has no column yet.
+    pub(in crate::fleet) fn new_rank(&self, pod: &Pod, dp_rank: u32) -> Result<Rank> {
         let spec = &pod.spec;
         let chain = if self.options.use_hash_functions {
             EngineChain::new(spec.algo, spec.seed.as_deref())
@@ -93,21 +104,18 @@ impl Index {
         let catalog = Catalog::new(spec.config.clone())?;
         let mut rank = Rank::new(
             dp_rank,
-            column,
+            Column { word: 0, bit: 0 },
             catalog,
             chain,
             self.options.counts_copies,
-            secret,
+            &self.options.secret,
         );
         rank.limbo.narrows = self.options.narrows;
-        model.ranks[index] = Some(Rank {
+        Ok(Rank {
             loras: spec.loras.clone(),
             limbo_limit: self.options.limbo_limit(),
             ..rank
-        });
-        model.invalidate(index);
-        pod.columns.insert(dp_rank, index);
-        Ok(index)
+        })
     }
 
     /// Removes a pod, with all its ranks and everything they hold.

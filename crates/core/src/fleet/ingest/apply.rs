@@ -327,6 +327,9 @@ impl<'a> Slice<'a> {
             ..self.channel_key(group, stored.medium, stored.remote, stored.owner)
         };
         let channel = self.rank.channel_of_store(key, self.shared.planes);
+        if let (0, Some(channel)) = (stored.block_size, channel) {
+            self.rank.slots.channels.note_placeholder(channel);
+        }
         self.progress.target = Target::Channel(channel);
         channel
     }

@@ -308,11 +308,17 @@ impl Rank {
             return;
         };
         silent.check_integrity();
-        for (group, hash) in silent.marked() {
-            let slot = self.slots.find(hash).expect("a marked page has a slot");
+        assert!(self.shows_marks(), "a marked page has a copy");
+    }
+
+    /// Whether each page at which something is likely has a copy that shows it.
+    pub(in crate::fleet) fn shows_marks(&self) -> bool {
+        let mut marked = self.silent.iter().flat_map(|silent| silent.marked());
+        marked.all(|(group, hash)| {
             let channel = self.slots.channels.find(inferred(group, Tier::Gpu));
-            assert!(channel.is_some_and(|channel| self.slots.holds(slot, channel)));
-        }
+            let held = self.slots.find(hash).zip(channel);
+            held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel))
+        })
     }
 
     /// Whether what is inferred of silent groups is certain. A refused event may have stored a page

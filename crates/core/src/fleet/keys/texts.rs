@@ -7,6 +7,7 @@
 use crate::prefix::{KeyField, PrefixKey, Step, mul};
 use crate::secret::{Mixer, Secret, TextHash};
 use crate::wide::WideToken;
+use serde::{Deserialize, Serialize};
 
 /// The numbers that texts, and tokens after a boundary, add to keys. Without the secret it is not
 /// possible to choose two sums that are equal.
@@ -22,7 +23,7 @@ pub(in crate::fleet) struct Marks {
 }
 
 /// The number of a cache salt, or of another text that separates whole caches; 0 means no salt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::fleet) struct SaltId(pub u64);
 
 impl SaltId {

@@ -4,21 +4,22 @@ use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::nodes::Place;
 use crate::fleet::presence::slots::LimboId;
 use crate::prefix::Step;
+use serde::{Deserialize, Serialize};
 
 /// Index of a floating trie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct TrieId(pub(super) u32);
 
 /// Index of an undecided sparse store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct SpanId(pub(super) u32);
 
 /// Index of a salt class; resolve with `Limbo::root`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ClassId(pub(super) u32);
 
 /// Where positions are measured from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Frame {
     /// The start of the prompt: a step from here is (boundary, prefix key).
     Absolute,
@@ -27,7 +28,7 @@ pub(crate) enum Frame {
 }
 
 /// A position: a number of tokens from the origin of a frame, and the key of those tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Position {
     /// The frame that the position is measured from.
     pub frame: Frame,

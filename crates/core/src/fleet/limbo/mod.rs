@@ -40,12 +40,15 @@
 //! - `possible`: the answer to that;
 //! - `tails`: what an engine's retention shows;
 //! - `forget`: hashes that no longer matter leave;
+//! - `sound`: whether what a snapshot says can be;
 //! - `span`: one sparse store;
 //! - `frames`: what positions are measured from;
 //! - `salts`: hashes that share a salt;
 //! - `records`: what is kept for a hash, a trie and a class;
 //! - `slab`: items with indices that stay;
 //! - `fact`: the words of facts.
+
+use serde::{Deserialize, Serialize};
 
 mod fact;
 mod forget;
@@ -57,6 +60,7 @@ mod records;
 mod salts;
 mod slab;
 mod solve;
+mod sound;
 mod span;
 mod spans;
 mod tails;
@@ -70,6 +74,7 @@ use crate::fleet::effort::Effort;
 use crate::fleet::presence::nodes::{Nodes, Place};
 use crate::fleet::presence::planes::Planes;
 use crate::fleet::presence::slots::{EngineKey, LimboId, SlotId, Slots, Whereabouts};
+use crate::fleet::snapshot::in_order;
 use crate::prefix::{KeyField, PrefixKey};
 use fact::{SpanId, TrieId};
 use records::{LimboEntry, SaltClass, Trie};
@@ -79,11 +84,13 @@ use span::SparseSpan;
 pub(super) use fact::{Fact, Frame, PlacedBy, Position, Salt};
 pub(super) use possible::Possible;
 pub(super) use reach::{Looks, PromptPositions, possible};
+pub(super) use sound::{restored, shorten_paths};
 pub(super) use span::{SparseStore, Tails};
 
 /// Everything of one rank that is undecided.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Limbo {
+    #[serde(skip, default = "no_field")]
     field: KeyField,
     entries: Slab<LimboEntry>,
     spans: Slab<SparseSpan>,
@@ -95,14 +102,19 @@ pub(super) struct Limbo {
     by_first_token: BTreeSet<(u32, TrieId)>,
     /// For each prefix key, one undecided span whose absolute start has that key; its ring has the
     /// others.
+    #[serde(serialize_with = "in_order::map")]
     by_start: HashMap<PrefixKey, SpanId>,
     /// For each prefix key, one hash without a known salt whose absolute position has that key; its
     /// ring has the others.
+    #[serde(serialize_with = "in_order::map")]
     by_prefix: HashMap<PrefixKey, LimboId>,
+    #[serde(skip)]
     facts: Vec<Fact>,
     /// Whether spans are narrowed (`Options::narrows`).
+    #[serde(skip)]
     pub narrows: bool,
     /// The spans that changed since they were last looked at.
+    #[serde(skip)]
     dirty: VecDeque<SpanId>,
     /// The bytes of the lists of all spans.
     span_bytes: usize,
@@ -146,6 +158,11 @@ impl LimboContext<'_> {
             self.slots.retire(slot);
         }
     }
+}
+
+/// Stands for the field in what is read from a snapshot (`restored`).
+fn no_field() -> KeyField {
+    KeyField::new(1)
 }
 
 impl Limbo {

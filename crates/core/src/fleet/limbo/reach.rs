@@ -416,19 +416,22 @@ impl ReachSearch<'_, '_> {
         }
     }
 
-    /// The kinds of a hash's copies, each once.
+    /// The kinds of a hash's copies, each once. Placeholders may be of both.
     fn kinds(&self, slot: SlotId) -> SmallVec<[CopyKind; 2]> {
         let slots = &self.context.slots;
         let mut kinds: SmallVec<[CopyKind; 2]> = SmallVec::new();
         for channel in slots.held_channels(slot) {
             let key = slots.channels.get(channel).key;
-            let kind = CopyKind {
-                group: key.group,
-                partial: key.partial,
-                tier: key.tier,
-            };
-            if !kinds.contains(&kind) {
-                kinds.push(kind);
+            let may_be_part = key.partial || slots.channels.has_placeholders(key);
+            for partial in [key.partial, may_be_part] {
+                let kind = CopyKind {
+                    group: key.group,
+                    partial,
+                    tier: key.tier,
+                };
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
             }
             if !self.effort.spend(kinds.len() / 2) {
                 break;

@@ -1,6 +1,7 @@
 //! The records that limbo keeps for one hash, one floating trie and one salt class. `span` has the
 //! record of a span.
 
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 
 use smallvec::SmallVec;
@@ -15,7 +16,7 @@ use crate::fleet::presence::slots::{LimboId, SlotId};
 pub(super) struct OfFrame;
 
 /// An undecided hash.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct LimboEntry {
     pub(super) slot: SlotId,
     pub(super) class: ClassId,
@@ -58,7 +59,7 @@ impl Linked<OfFrame> for LimboEntry {
 }
 
 /// A trie that floats below a hash, or did so until it was attached to a position.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Trie {
     /// The hash that it floats below.
     pub root: LimboId,
@@ -75,7 +76,7 @@ pub(super) struct Trie {
 }
 
 /// Hashes that share one salt.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SaltClass {
     /// The class itself, or the class that it was united with. A look-up shortens the path that it
     /// followed.

@@ -5,11 +5,13 @@
 //! the same however large the rings are, and a ring takes no memory of its own. The owner of a ring
 //! keeps the index of one of its items.
 
+use serde::{Deserialize, Serialize};
+
 /// The neighbours of an item in one of its rings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Links {
-    before: u32,
-    after: u32,
+    pub(super) before: u32,
+    pub(super) after: u32,
 }
 
 /// An item that may be in a ring of the kind `Ring`.
@@ -21,10 +23,10 @@ pub(super) trait Linked<Ring> {
 }
 
 /// A list of items with stable indices, which are used again after an item is removed.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Slab<T> {
-    items: Vec<Option<T>>,
-    free: Vec<u32>,
+    pub(super) items: Vec<Option<T>>,
+    pub(super) free: Vec<u32>,
 }
 
 impl<T> Default for Slab<T> {

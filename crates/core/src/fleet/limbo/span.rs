@@ -15,9 +15,10 @@ use super::slab::{Linked, Links};
 use crate::fleet::presence::nodes::Place;
 use crate::fleet::presence::slots::{LimboId, SlotId};
 use crate::prefix::{KeyField, Step};
+use serde::{Deserialize, Serialize};
 
 /// The shape of the tails that an engine keeps of a window group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tails {
     /// The number of blocks of one tail.
     pub blocks: u32,
@@ -39,7 +40,7 @@ pub(crate) struct SparseStore<'a> {
     pub tails: Option<Tails>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Listed {
     /// The slot of the hash.
     pub slot: SlotId,
@@ -68,7 +69,7 @@ impl Listed {
 }
 
 /// An undecided sparse store.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SparseSpan {
     /// The position where its tokens start.
     pub start: Position,

@@ -10,8 +10,10 @@
 //! in something else. Nothing is certain of such an adapter until a restart.
 
 use hashbrown::{HashMap, HashSet};
+use serde::{Deserialize, Serialize};
 
 use crate::fleet::presence::slots::EngineKey;
+use crate::fleet::snapshot::in_order;
 use crate::prefix::PrefixKey;
 
 /// The number of prompts whose first hash is remembered, and of boundaries known to be of the newest
@@ -19,21 +21,25 @@ use crate::prefix::PrefixKey;
 const KEPT: usize = 65_536;
 
 /// What a rank's engine has loaded, as far as its stores show.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct Adapters {
     /// The newest hash of each first boundary of a prompt, by the boundary's key, which the adapter's
     /// name is part of.
+    #[serde(serialize_with = "in_order::map")]
     roots: HashMap<PrefixKey, EngineKey>,
     /// The adapters that were loaded again, by the key of their empty prefix.
+    #[serde(serialize_with = "in_order::map")]
     loads: HashMap<PrefixKey, Load>,
 }
 
 /// The newest load of an adapter that was loaded again.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct Load {
     /// The hashes stored since, by the key of their boundary.
+    #[serde(serialize_with = "in_order::map")]
     current: HashMap<PrefixKey, EngineKey>,
     /// The first hashes of earlier loads.
+    #[serde(serialize_with = "in_order::set")]
     earlier: HashSet<EngineKey>,
     /// Whether one of these was stored again, or there are too many.
     is_mixed: bool,

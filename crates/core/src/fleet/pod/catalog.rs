@@ -4,6 +4,7 @@
 //! group's block size is the largest size that any event showed, and its kind and window are the
 //! first that an event told. If events carry no window or chunk, the operator's is used.
 
+use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
 use super::page::{GroupOfModel, groups_of_page};
@@ -99,7 +100,7 @@ impl Contradiction {
 }
 
 /// What is known of one group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::fleet) struct LearnedGroup {
     /// The group's kind, if a store has told it.
     pub(in crate::fleet) kind: Option<SpecKind>,
@@ -121,9 +122,10 @@ const MOST_BLOCKS_PER_ALIGNMENT: u32 = 64;
 pub(in crate::fleet) const MAX_BLOCK_TOKENS: u32 = 1 << 20;
 
 /// The groups of one pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::fleet) struct Catalog {
     /// What the operator said.
+    #[serde(skip)]
     pub(in crate::fleet) config: PodConfig,
     /// The groups that the operator's model and the first store's page size make up.
     completed: Option<Topology>,
@@ -188,6 +190,45 @@ impl Catalog {
             reach: LongestPrompt::default(),
             lookahead,
             shows_components: false,
+        })
+    }
+
+    /// A catalog that knows nothing but its configuration, with what was read from a snapshot; `None`
+    /// if that cannot have been learned.
+    pub(in crate::fleet) fn restored(self, saved: Self) -> Option<Self> {
+        let Self {
+            config: _,
+            completed,
+            learned,
+            ungrouped,
+            sizes,
+            reach,
+            lookahead,
+            shows_components,
+        } = saved;
+        let is_size = |size: u32| size <= MAX_BLOCK_TOKENS;
+        let mut groups = learned.iter().flatten().chain(&ungrouped);
+        let is_learned = learned.len() <= MAX_GROUPS as usize
+            && groups.all(|known| is_size(known.block_size) && is_size(known.grain))
+            && sizes.is_sound()
+            && completed.as_ref().is_none_or(|topology| {
+                let page = topology.groups.first().map_or(0, |group| group.block_size);
+                let silent = self.config.silent_groups.as_deref();
+                let given = self.config.topology.as_ref();
+                page > 0
+                    && is_size(page)
+                    && silent.and_then(|s| groups_of_page(s, page, given)).as_ref()
+                        == Some(topology)
+            });
+        is_learned.then_some(Self {
+            config: self.config,
+            completed,
+            learned,
+            ungrouped,
+            sizes,
+            reach,
+            lookahead,
+            shows_components,
         })
     }
 

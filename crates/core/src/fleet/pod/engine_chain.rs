@@ -8,6 +8,7 @@
 //! name.
 
 use hashbrown::HashSet;
+use serde::{Deserialize, Serialize};
 
 use crate::hash::{ChainSpec, Digest, ExtraKeys, HashAlgo, none_hash};
 
@@ -21,7 +22,7 @@ pub(in crate::fleet) struct EngineHash {
 }
 
 /// How much a function is trusted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::fleet) enum Standing {
     /// No function is known, or `--keys join` switched it off.
     Unknown,
@@ -110,7 +111,60 @@ const TOKENS_PER_HASH: usize = 16;
 /// The hash block is assumed to be no smaller than this fraction of the sizes seen.
 const MOST_HASHES_PER_BLOCK: u32 = 1 << 12;
 
+/// What a snapshot has of it: no seed, which is the operator's, and no digest of one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::fleet) struct SavedChain {
+    algos: Vec<HashAlgo>,
+    standing: Standing,
+    misses: u32,
+    unit: Option<u32>,
+    effort: usize,
+}
+
 impl EngineChain {
+    /// What a snapshot has of it.
+    pub(in crate::fleet) fn saved(&self) -> SavedChain {
+        let Self {
+            candidates,
+            standing,
+            misses,
+            unit,
+            effort,
+        } = self;
+        SavedChain {
+            algos: candidates.iter().map(|function| function.algo).collect(),
+            standing: *standing,
+            misses: *misses,
+            unit: *unit,
+            effort: *effort,
+        }
+    }
+
+    /// A chain about which nothing is known yet, with what was read from a snapshot; `None` if that
+    /// cannot be known of it.
+    pub(in crate::fleet) fn restored(mut self, saved: SavedChain) -> Option<Self> {
+        let SavedChain {
+            algos,
+            standing,
+            misses,
+            unit,
+            effort,
+        } = saved;
+        (self.candidates).retain(|function| algos.contains(&function.algo));
+        let is_known = self.candidates.iter().map(|f| f.algo).eq(algos)
+            && misses <= MISSES
+            && unit != Some(0)
+            && effort <= EFFORT;
+        is_known.then_some(Self {
+            standing,
+            misses,
+            unit,
+            effort,
+            ..self
+        })
+    }
+
     /// An engine of which no function is known and none will be tried.
     #[must_use]
     pub(in crate::fleet) fn off() -> Self {

@@ -7,11 +7,13 @@
 //! engine's largest block is at most `MOST_RATIO` times its smallest. Then a prompt of as many of the
 //! smallest blocks has made every group tell of itself, and of a whole block.
 
+use serde::{Deserialize, Serialize};
+
 /// How many times the smallest block of an engine its largest one may be.
 const MOST_RATIO: u32 = 4;
 
 /// What the lengths of stores have shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct LongestPrompt {
     /// The smallest block size that a store of two blocks or more had; 0 before the first one.
     smallest: u32,

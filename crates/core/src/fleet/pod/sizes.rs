@@ -8,9 +8,11 @@
 
 use crate::divisors::gcd;
 use crate::spec::Topology;
+use crate::wire::MAX_GROUPS;
+use serde::{Deserialize, Serialize};
 
 /// What the stores of a group have shown of its configured size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 enum SizesSeen {
     /// No more than parts of blocks.
     #[default]
@@ -22,7 +24,7 @@ enum SizesSeen {
 }
 
 /// What stores have shown of the configured sizes, by group.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct Sizes {
     groups: Vec<SizesSeen>,
     /// By group, the greatest common divisor of the sizes of its parts of blocks; 0 without any.
@@ -61,6 +63,11 @@ impl Sizes {
             contradicts,
             tells_of_parts,
         }
+    }
+
+    /// Whether what was read from a snapshot is of groups that an engine can have.
+    pub(in crate::fleet) fn is_sound(&self) -> bool {
+        self.groups.len().max(self.parts.len()) <= MAX_GROUPS as usize
     }
 
     fn note_part(&mut self, group: u16, size: u32) -> bool {

@@ -9,6 +9,7 @@ use crate::fleet::keys::texts::SaltId;
 use crate::key_table::KeyTable;
 use crate::prefix::{PrefixKey, minus, plus};
 use crate::secret::{Mixer, Secret};
+use serde::{Deserialize, Serialize};
 
 /// Index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,7 +19,7 @@ pub(in crate::fleet) struct NodeId(pub u32);
 /// hashes of different engines with the same place stand for the same cached tokens.
 ///
 /// With hash lookahead, the identity of a block also covers tokens after its boundary: see `ahead`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::fleet) struct Place {
     /// The number of tokens before the boundary.
     pub boundary: u32,

@@ -63,21 +63,23 @@ impl PlanePage {
         paid: 0,
     };
 
-    /// Sets bits of a word. Returns true if all of them were clear.
-    fn set(&mut self, offset: usize, bits: u64) -> bool {
+    /// Sets bits of a word. Returns those of them that were clear.
+    fn set(&mut self, offset: usize, bits: u64) -> u64 {
         let before = self.words[offset];
         self.words[offset] = before | bits;
         self.used += u16::from(before == 0);
         self.paid += u16::from(!before & bits & self.payer != 0);
-        before & bits == 0
+        !before & bits
     }
 
-    fn clear(&mut self, offset: usize, bits: u64) {
+    /// Clears bits of a word. Returns those of them that were set.
+    fn clear(&mut self, offset: usize, bits: u64) -> u64 {
         let before = self.words[offset];
         let after = before & !bits;
         self.words[offset] = after;
         self.used -= u16::from(before != 0 && after == 0);
         self.paid -= u16::from(before & bits & self.payer != 0);
+        before & bits
     }
 
     /// Clears a bit in all words.
@@ -105,6 +107,18 @@ impl PlanePage {
 struct Plane {
     word: u16,
     pages: Vec<Option<Box<PlanePage>>>,
+    /// In how many words each bit is set.
+    held: [u32; 64],
+}
+
+impl Plane {
+    fn count(&mut self, mut bits: u64, change: impl Fn(u32) -> u32) {
+        while bits != 0 {
+            let held = &mut self.held[bits.trailing_zeros() as usize];
+            *held = change(*held);
+            bits &= bits - 1;
+        }
+    }
 }
 
 /// The spare pages, and how many pages are charged to each rank.
@@ -178,6 +192,7 @@ impl Planes {
             self.all.push(Plane {
                 word: key.word,
                 pages: Vec::new(),
+                held: [0; 64],
             });
             PlaneId(u32::try_from(self.all.len() - 1).expect("fewer than 2^32 planes"))
         })
@@ -201,25 +216,34 @@ impl Planes {
     /// Sets bits of a node's word. Returns true if all of them were clear.
     pub(in crate::fleet) fn set(&mut self, plane: PlaneId, node: NodeId, bits: u64) -> bool {
         let (page, offset) = address(node);
-        let Plane { word, pages } = &mut self.all[plane.0 as usize];
-        if pages.len() <= page {
-            pages.resize_with(page + 1, || None);
+        let plane = &mut self.all[plane.0 as usize];
+        if plane.pages.len() <= page {
+            plane.pages.resize_with(page + 1, || None);
         }
-        let ledger = &mut self.ledger;
-        let page = pages[page].get_or_insert_with(|| ledger.page(*word, bits));
-        page.set(offset, bits)
+        let (ledger, word) = (&mut self.ledger, plane.word);
+        let page = plane.pages[page].get_or_insert_with(|| ledger.page(word, bits));
+        let set = page.set(offset, bits);
+        plane.count(set, |held| held + 1);
+        set == bits
     }
 
     /// Clears bits of a node's word.
     pub(in crate::fleet) fn clear(&mut self, plane: PlaneId, node: NodeId, bits: u64) {
         let (page, offset) = address(node);
-        let Plane { word, pages } = &mut self.all[plane.0 as usize];
-        if let Some(slot @ Some(_)) = pages.get_mut(page) {
-            if let Some(page) = slot {
-                page.clear(offset, bits);
-            }
-            self.ledger.settle(*word, slot);
+        let plane = &mut self.all[plane.0 as usize];
+        if let Some(slot @ Some(_)) = plane.pages.get_mut(page) {
+            let cleared = slot.as_mut().map_or(0, |page| page.clear(offset, bits));
+            self.ledger.settle(plane.word, slot);
+            plane.count(cleared, |held| held - 1);
         }
+    }
+
+    /// In how many words of a plane a rank's bit is set: its blocks of the plane's group and tier.
+    #[must_use]
+    pub(in crate::fleet) fn held(&self, key: PlaneKey, bit: u64) -> usize {
+        self.find(key).map_or(0, |plane| {
+            self.all[plane.0 as usize].held[bit.trailing_zeros() as usize] as usize
+        })
     }
 
     /// The number of pages that clearing the whole plane looks at.
@@ -230,7 +254,8 @@ impl Planes {
 
     /// Clears a rank's bit in all words of a plane.
     pub(in crate::fleet) fn clear_all(&mut self, plane: PlaneId, bit: u64) {
-        let Plane { word, pages } = &mut self.all[plane.0 as usize];
+        let Plane { word, pages, held } = &mut self.all[plane.0 as usize];
+        held[bit.trailing_zeros() as usize] = 0;
         for slot in pages.iter_mut().filter(|slot| slot.is_some()) {
             if let Some(page) = slot {
                 page.clear_all(bit);
@@ -320,7 +345,12 @@ impl Planes {
     pub(in crate::fleet) fn check_integrity(&self) {
         let mut paid_by = vec![0; self.ledger.paid_by.len()];
         for plane in &self.all {
+            let mut held = [0; 64];
             for page in plane.pages.iter().flatten() {
+                for (bit, count) in held.iter_mut().enumerate() {
+                    let set = page.words.iter().filter(|word| **word >> bit & 1 != 0);
+                    *count += u32::try_from(set.count()).unwrap_or(u32::MAX);
+                }
                 let used = page.words.iter().filter(|word| **word != 0).count();
                 assert_eq!(used, usize::from(page.used), "words of a page");
                 let paid = page.words.iter().filter(|word| **word & page.payer != 0);
@@ -329,6 +359,7 @@ impl Planes {
                 let bit = page.payer.trailing_zeros() as usize;
                 paid_by[usize::from(plane.word) * 64 + bit] += 1;
             }
+            assert_eq!(held, plane.held, "words in which a bit is set");
         }
         assert_eq!(paid_by, self.ledger.paid_by, "pages by payer");
         let num_pages: u32 = paid_by.iter().sum();

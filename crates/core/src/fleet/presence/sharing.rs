@@ -2,21 +2,25 @@
 //! more than once, in caches that differ in something that events do not carry.
 
 use hashbrown::{HashMap, HashSet};
+use serde::{Deserialize, Serialize};
 
 use super::moved::{Moved, idle_in_table};
 use super::nodes::NodeId;
 use super::planes::PlaneId;
+use crate::fleet::snapshot::in_order;
 use crate::prefix::PrefixKey;
 
 /// The number of ambiguous boundaries that are told apart: about two megabytes.
 const AMBIGUOUS_KEPT: usize = 65_536;
 
 /// The bits that more than one hash of a rank sets, and the ambiguous boundaries.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct Sharing {
     /// For each such bit, the number of hashes that set it.
+    #[serde(skip)]
     pub(in crate::fleet) bits: HashMap<(NodeId, PlaneId), u32>,
     /// The keys of the boundaries that became ambiguous since the last clear.
+    #[serde(serialize_with = "in_order::set")]
     ambiguous: HashSet<PrefixKey>,
     /// Whether some boundaries are ambiguous of which it is not known which they are.
     anywhere: bool,
@@ -53,6 +57,16 @@ impl Sharing {
         if key.is_none() || self.ambiguous.len() > AMBIGUOUS_KEPT {
             self.forget();
             self.anywhere = true;
+        }
+    }
+
+    /// What a snapshot has of it: all but the bits, which follow from the copies.
+    pub(in crate::fleet) fn of_boundaries(&self) -> Self {
+        Self {
+            bits: HashMap::new(),
+            ambiguous: self.ambiguous.clone(),
+            anywhere: self.anywhere,
+            found: self.found,
         }
     }
 

@@ -12,11 +12,15 @@
 //! - `whole`: operations on many slots at once;
 //! - `copies`: the copies of one slot;
 //! - `idle`: slots move to free places, so that the table can be cut off;
-//! - `channels`: what sets copies of one hash apart: group, tier, owner.
+//! - `channels`: what sets copies of one hash apart: group, tier, owner;
+//! - `saved`: the table in a snapshot.
+
+use serde::{Deserialize, Serialize};
 
 mod channels;
 mod copies;
 mod idle;
+mod saved;
 mod whole;
 
 use std::collections::VecDeque;
@@ -31,16 +35,17 @@ use crate::secret::Spreader;
 use channels::Channels;
 
 pub(in crate::fleet) use channels::{Channel, ChannelId, ChannelKey};
+pub(in crate::fleet) use saved::{PlacesRead, Records, SavedSlots};
 
 /// An engine's hash of a block, as the wire's 64-bit integer.
 pub(in crate::fleet) type EngineKey = u64;
 
 /// Index of a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::fleet) struct SlotId(pub u32);
 
 /// Index of a limbo entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::fleet) struct LimboId(pub u32);
 
 /// Where a hash stands: at a node or, while it is undecided, in limbo.

@@ -205,11 +205,14 @@ fn show(possible: &Possible, view: &View, set: TierSet, bit: usize, unit: u32, w
     // The positions of these copies may have a finer unit than the words of the rule.
     let per_word = (unit / possible.unit.max(1)) as usize;
     for (kind, places) in possible.iter().filter(|(kind, _)| set.contains(kind.tier)) {
-        // A placeholder counts as a whole copy, and may end inside a block all the same.
-        let whole = (!kind.partial).then_some(&mut words.whole);
-        let lists = whole.into_iter().chain([&mut words.partial]);
+        let lists = if kind.partial {
+            &mut words.partial
+        } else {
+            &mut words.whole
+        };
         for (list, _) in lists
-            .flat_map(|lists| lists.iter_mut().zip(&view.groups))
+            .iter_mut()
+            .zip(&view.groups)
             .filter(|(_, g)| **g == kind.group)
         {
             places.each(list.len() * per_word, |boundary| {

@@ -138,7 +138,7 @@ impl Rank {
     /// Removes a copy of the only kind of which a copy is certain. If it is the last, and one of the
     /// other kind is in doubt, either may be the one that is gone.
     fn remove_certain(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
-        let Channel { key, plane } = self.slots.channels.get(channel);
+        let Channel { key, plane, .. } = self.slots.channels.get(channel);
         let is_last = self.slots.copies(slot, channel) == 1;
         if is_last && self.doubts(slot, of_other_kind(key)) > 0 {
             self.doubt(slot, channel, planes);
@@ -178,7 +178,7 @@ impl Rank {
     /// Puts the copies of a channel in doubt: they may be gone, so they count as possible and not
     /// as certain.
     fn doubt(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
-        let Channel { key, plane } = self.slots.channels.get(channel);
+        let Channel { key, plane, .. } = self.slots.channels.get(channel);
         let copies = self.slots.copies(slot, channel);
         self.add_doubts(slot, key, copies, planes);
         self.slots.drop_copies(slot, channel);
@@ -249,39 +249,39 @@ impl Rank {
     }
 
     /// Handles groups whose blocks turned out larger: what was taken for whole blocks were parts of
-    /// one. No event has mentioned a copy here, so what is in doubt stays in doubt. Looks at a part
-    /// of the table, and returns the position at which it stopped.
+    /// one. Among placeholders there are both, so copies that may be such are in doubt. No event has
+    /// mentioned a copy here, so what is in doubt stays in doubt. Looks at a part of the table, and
+    /// returns the position at which it stopped.
     pub(in crate::fleet) fn regrade(
         &mut self,
         groups: &[u16],
         part: Range<usize>,
         shared: &mut SharedPresence<'_>,
     ) -> usize {
-        let whole: Vec<(ChannelId, ChannelKey)> = self
-            .slots
-            .channels
-            .iter()
-            .filter(|(_, c)| groups.contains(&c.key.group) && !c.key.partial)
-            .map(|(id, c)| (id, c.key))
-            .collect();
-        let moves: Vec<(ChannelId, ChannelId)> = whole
+        let channels = &self.slots.channels;
+        let whole =
+            (channels.iter()).filter(|(_, c)| groups.contains(&c.key.group) && !c.key.partial);
+        let (unsure, sure): (Vec<_>, Vec<_>) =
+            whole.partition(|(_, c)| channels.has_placeholders(c.key));
+        let moves: Vec<(ChannelId, ChannelId)> = sure
             .into_iter()
-            .map(|(from, key)| {
-                let part = ChannelKey {
-                    partial: true,
-                    ..key
-                };
-                (from, self.channel(part, shared.planes))
-            })
+            .map(|(from, c)| (from, self.channel(of_other_kind(c.key), shared.planes)))
             .collect();
+        let doubts = unsure.iter().filter(|(_, c)| !c.key.doubted);
+        let doubts: Vec<ChannelId> = doubts.map(|(id, _)| *id).collect();
         let end = part.end.min(self.slots.end());
-        if moves.is_empty() {
+        if moves.is_empty() && doubts.is_empty() {
             return end;
         }
         for at in part.start..end {
             if let Some(slot) = self.slots.held_at(at) {
                 for &(from, to) in &moves {
                     self.move_copies(slot, from, to, shared);
+                }
+                for &channel in &doubts {
+                    if self.slots.holds(slot, channel) {
+                        self.doubt(slot, channel, shared.planes);
+                    }
                 }
             }
         }

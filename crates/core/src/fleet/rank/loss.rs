@@ -156,7 +156,7 @@ impl Rank {
     ) {
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
-            let Channel { key, plane } = self.slots.channels.get(channel);
+            let Channel { key, plane, .. } = self.slots.channels.get(channel);
             if drops(key) {
                 self.slots.drop_copies(slot, channel);
                 self.clear_presence(slot, plane, shared.planes);

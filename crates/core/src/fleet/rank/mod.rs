@@ -1,6 +1,7 @@
 //! One data-parallel rank of one pod: its table of hashes, its groups, its state, its counters.
 //!
 //! In reading order:
+//! - `saved`: all of it in a snapshot;
 //! - `rank_state`: how far what is known can be relied on;
 //! - `copies`: copies are added and removed, and their bits follow;
 //! - `loss`: what a rank loses at once;
@@ -17,10 +18,12 @@ pub(in crate::fleet) mod loss;
 pub(in crate::fleet) mod oldest;
 pub(in crate::fleet) mod pool;
 pub(in crate::fleet) mod rank_state;
+pub(in crate::fleet) mod saved;
 pub(in crate::fleet) mod undecided;
 pub(in crate::fleet) mod unidentified;
 pub(in crate::fleet) mod unknown;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
@@ -194,7 +197,7 @@ impl Rank {
     /// Counts a contradiction, which degrades the rank.
     pub(in crate::fleet) fn contradict(&mut self, reason: &'static str) {
         self.counts.refuse(reason, 1);
-        self.state.contradicted.get_or_insert(reason);
+        self.state.contradicted.get_or_insert(Cow::Borrowed(reason));
     }
 
     /// Lends limbo everything that it needs.
@@ -300,7 +303,11 @@ impl Rank {
             doubted: key.doubted,
             word: self.column.word,
         });
-        self.slots.channels.add(Channel { key, plane })
+        self.slots.channels.add(Channel {
+            key,
+            plane,
+            has_placeholders: false,
+        })
     }
 
     /// Forgets where a hash without copies stands, if it stands anywhere.

@@ -1,7 +1,9 @@
 //! What is known of the content of a block pool. `unknown` says how it is counted.
 
+use serde::{Deserialize, Serialize};
+
 /// What is known of the content of one rank's pool.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct PoolKnowledge {
     /// The most entries that may be held and are not counted.
     pub(in crate::fleet) unknown: u64,

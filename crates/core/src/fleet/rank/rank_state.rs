@@ -1,25 +1,28 @@
 //! How far what is known of a rank can be relied on, and why not further.
 
+use std::borrow::Cow;
+
 use crate::fleet::pod::catalog::{Catalog, Contradiction};
 use crate::fleet::state::State;
 use crate::fleet::tier::{Tier, TierSet};
 use crate::wire::Untold;
+use serde::{Deserialize, Serialize};
 
 /// Why a rank is not exact while one of its batches is being applied.
 const MIDWAY: &str = "a long batch is being taken in";
 
 /// What feeds, refused events and contradictions say about the state of a rank.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct RankState {
     /// The state that the feeds report.
     pub feed_state: State,
     /// The reason for that state, in words.
     pub feed_reason: String,
     /// The first contradiction with the configuration since the last restart.
-    pub contradicted: Option<&'static str>,
+    pub contradicted: Option<Cow<'static, str>>,
     /// What the rank's state says about events that were refused since the last clear: their copies
     /// may be there, or may be gone.
-    pub missed: Option<&'static str>,
+    pub missed: Option<Cow<'static, str>>,
     /// Whether one of them may have told that copies are gone.
     pub missed_removal: bool,
     /// The tiers of which something was lost, or forgotten to free memory: no copy there can be
@@ -56,7 +59,10 @@ impl RankState {
         let feed =
             Some(self.feed_reason.as_str()).filter(|reason| !reason.is_empty() && !knows_pool);
         let midway = self.is_midway.then_some(MIDWAY);
-        let own = self.contradiction(catalog).into_iter().chain(self.missed);
+        let own = self
+            .contradiction(catalog)
+            .into_iter()
+            .chain(self.missed.as_deref());
         let reasons = feed.into_iter().chain(own).chain(midway);
         reasons.collect::<Vec<_>>().join("; ")
     }
@@ -80,7 +86,8 @@ impl RankState {
 
     /// Takes note of a refused event, until the next clear.
     pub(super) fn miss(&mut self, untold: Untold) {
-        self.missed.get_or_insert("an event was refused");
+        self.missed
+            .get_or_insert(Cow::Borrowed("an event was refused"));
         self.missed_removal |= untold != Untold::Stored;
         if untold != Untold::Removed {
             self.forgot = Tier::ALL.into_iter().collect();
@@ -94,9 +101,9 @@ impl RankState {
     }
 
     /// What contradicts the configuration or a place, if anything does.
-    pub(super) fn contradiction(&self, catalog: &Catalog) -> Option<&'static str> {
+    pub(super) fn contradiction(&self, catalog: &Catalog) -> Option<&str> {
         let of_sizes = catalog.sizes.are_contradicted();
-        self.contradicted
+        (self.contradicted.as_deref())
             .or_else(|| of_sizes.then_some(Contradiction::BlockSize.reason()))
     }
 }

@@ -1,9 +1,10 @@
 //! Blocks that a rank holds under names that no request has.
 
 use crate::fleet::keys::prompt::Prompt;
+use serde::{Deserialize, Serialize};
 
 /// What a rank holds that its events do not name as requests do.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(in crate::fleet) struct Unidentified {
     /// Blocks of adapters that have a number alone.
     pub adapters: bool,

@@ -26,7 +26,7 @@ pub(super) enum BoundaryNeed {
 pub(super) struct LikelyMarks {
     pub(super) need: BoundaryNeed,
     /// How many pages, or states, there is room for.
-    capacity: Option<usize>,
+    pub(super) capacity: Option<usize>,
     pub(super) live: RecentPages,
     /// The tokens of windows, or the states, that there is room for in all.
     pub(super) room: Option<u32>,

@@ -16,6 +16,7 @@
 //! second channel in the same way.
 //!
 //! In reading order:
+//! - `saved`: what a snapshot has of all this;
 //! - `engine`: what one request leaves in a pod, by the engine's rules;
 //! - `routed`: the requests that a gateway reported;
 //! - `marks`: where windows or states likely are;
@@ -27,6 +28,7 @@ mod marks;
 mod pages;
 mod recent;
 mod routed;
+mod saved;
 
 use hashbrown::HashSet;
 use smallvec::SmallVec;
@@ -40,6 +42,7 @@ use marks::{Inserted, LikelyMarks};
 use pages::{PageId, Pages};
 pub(super) use routed::MOST_PAGES;
 use routed::Routes;
+pub(super) use saved::SavedSilent;
 
 /// What an operator says about the memory of groups that no event tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

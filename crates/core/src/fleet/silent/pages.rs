@@ -1,5 +1,6 @@
 //! The full-attention pages of one rank as a tree, by the engine's hashes.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 use hashbrown::HashMap;
@@ -8,31 +9,31 @@ use crate::fleet::presence::slots::EngineKey;
 use crate::prefix::PrefixKey;
 
 /// Index of a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct PageId(pub(super) u32);
 
 #[derive(Debug, Clone, Copy)]
-struct PageNode {
-    hash: EngineKey,
-    parent: Option<PageId>,
+pub(super) struct PageNode {
+    pub(super) hash: EngineKey,
+    pub(super) parent: Option<PageId>,
     /// How many pages there are from the start of the prompt to its end.
-    depth: u32,
-    num_children: u32,
-    is_held: bool,
+    pub(super) depth: u32,
+    pub(super) num_children: u32,
+    pub(super) is_held: bool,
     /// The key of its end, if it was noted.
-    key: Option<PrefixKey>,
+    pub(super) key: Option<PrefixKey>,
 }
 
 /// The pages that are held, and those without which they would have no parent.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    by_hash: HashMap<EngineKey, PageId>,
-    table: Vec<PageNode>,
-    free: Vec<PageId>,
+    pub(super) by_hash: HashMap<EngineKey, PageId>,
+    pub(super) table: Vec<PageNode>,
+    pub(super) free: Vec<PageId>,
     /// The pages by the keys of their ends, once they are asked for.
-    by_key: Option<HashMap<PrefixKey, PageId>>,
+    pub(super) by_key: Option<HashMap<PrefixKey, PageId>>,
     /// The part of the table whose pages were there before and have not been asked for their keys.
-    unkeyed: Range<usize>,
+    pub(super) unkeyed: Range<usize>,
 }
 
 impl Pages {

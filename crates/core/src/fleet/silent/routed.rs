@@ -9,13 +9,14 @@ use super::pages::{PageId, Pages};
 use super::{AllChanges, Silent};
 use crate::fleet::effort::Effort;
 use crate::prefix::PrefixKey;
+use serde::{Deserialize, Serialize};
 
 /// The pages of a request that are followed, and those that go for it at once: some fifty
 /// milliseconds of work. One long prompt has fewer, even with pages of one token.
 pub(in crate::fleet) const MOST_PAGES: usize = 1 << 17;
 
 /// A request that was sent to the pod, in tokens.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Route {
     /// The keys at the ends of its pages, those of produced tokens too.
     keys: Vec<PrefixKey>,
@@ -30,7 +31,7 @@ pub(super) struct Route {
 }
 
 /// A request whose pages are waited for.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Waiting {
     route: Route,
     /// How many of its pages were there when they were looked for. The next one is awaited.
@@ -40,7 +41,7 @@ struct Waiting {
 }
 
 /// The request that was sent to the pod and has not left its marks yet, if there is one.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Routes {
     waiting: Option<Waiting>,
     /// How many pages have been looked at since this was last asked.
@@ -48,6 +49,16 @@ pub(super) struct Routes {
 }
 
 impl Routes {
+    /// Whether what was read from a snapshot is a request that `Silent::route` can have noted.
+    pub(super) fn is_sound(&self) -> bool {
+        let is_route = |waiting: &Waiting| {
+            let route = &waiting.route;
+            let tokens = [route.prompt, route.produced, route.hit, route.full];
+            route.keys.len() <= MOST_PAGES && tokens.into_iter().all(|tokens| tokens < 1 << 30)
+        };
+        self.waiting.as_ref().is_none_or(is_route) && self.looks < 1 << 32
+    }
+
     /// Forgets the request.
     pub(super) fn clear(&mut self) {
         *self = Self::default();

@@ -5,7 +5,7 @@ and the same events are recorded in the same order. It holds no block itself: re
 of our cache, blocks are ids, and the objects that vLLM passes around are made on demand.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 
@@ -105,6 +105,9 @@ class KvbraidCacheManager:
         )
         self._sinks = sink_blocks(kv_cache_config)
         self.cache.pool.hold(self._sinks)
+        self.held_beside: Callable[[], Sequence[BlockId]] = tuple
+        """The blocks that are held for no request; a connector may set it, and `on_reset`."""
+        self.on_reset: Callable[[], None] = lambda: None
         self.mamba_shared_prefix_checkpoint = self.cache.config.partial_junctions
         self._requests = Requests(self.cache, hash_block_size)
         self._work = StepWork(self.cache, self._requests)
@@ -257,8 +260,9 @@ class KvbraidCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""
-        if not reset_beside(self.cache, self._sinks):
+        if not reset_beside(self.cache, [*self._sinks, *self.held_beside()]):
             return False
+        self.on_reset()
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return True

@@ -43,7 +43,8 @@ def sink_blocks(config: KVCacheConfig) -> list[BlockId]:
 def reset_beside(cache: CacheManager, held: Sequence[BlockId]) -> bool:
     """Drop the hashes of all blocks unless a request has blocks; return whether it was done.
 
-    The cache takes a held block for one in use, so the sinks are let go meanwhile.
+    The cache takes a held block for one in use, so sinks, and what a connector holds while it
+    copies, are let go meanwhile.
     """
     cache.pool.free(held)
     try:

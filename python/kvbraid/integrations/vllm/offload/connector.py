@@ -164,6 +164,11 @@ class OffloadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         """Leave a record's tier alone for a while: `Tiers.back_off`."""
         self._decisions.offload.back_off(record)
 
+    def reset_cache(self) -> bool:
+        """Forget all that tiers hold; vLLM asks for it when weights have changed."""
+        self._decisions.offload.reset()
+        return True
+
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:

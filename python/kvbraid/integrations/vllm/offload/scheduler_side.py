@@ -97,6 +97,8 @@ class SchedulerSide:
             num_ranks=len(facts),
             clock=now,
         )
+        manager.held_beside = lambda: self.offload.held_blocks
+        manager.on_reset = self.offload.tell_again
         for each in facts:
             for tier, keys in each.records.items():
                 self.offload.opened(tier, keys, each.rank)

@@ -1,16 +1,17 @@
 //! The channels of one rank: what separates one count of copies from another.
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::fleet::presence::planes::PlaneId;
 use crate::fleet::tier::Tier;
 
 /// Index of a channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ChannelId(pub u16);
 
 /// What separates one count of copies from another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ChannelKey {
     /// Group index on the wire.
     pub group: u16,
@@ -33,6 +34,8 @@ pub(crate) struct Channel {
     pub key: ChannelKey,
     /// The plane that has its presence bits.
     pub plane: PlaneId,
+    /// Whether it counts, or once counted, copies of whose size nothing was told.
+    pub has_placeholders: bool,
 }
 
 /// The number of channels of one rank that events may make: groups times tiers times owners, with
@@ -45,7 +48,7 @@ const FEW: usize = 8;
 /// All channels of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
-    all: Vec<Channel>,
+    pub(super) all: Vec<Channel>,
     by_key: HashMap<ChannelKey, ChannelId>,
     /// The planes that the channels use, each listed once.
     planes: Vec<PlaneId>,
@@ -61,6 +64,27 @@ impl Channels {
             return self.iter().find(|(_, c)| c.key == key).map(|(id, _)| id);
         }
         self.by_key.get(&key).copied()
+    }
+
+    /// Notes that a channel counts a copy of whose size nothing was told.
+    pub(crate) fn note_placeholder(&mut self, channel: ChannelId) {
+        self.all[channel.0 as usize].has_placeholders = true;
+    }
+
+    /// The channels that have placeholders.
+    pub(crate) fn of_placeholders(&self) -> Vec<ChannelId> {
+        let found = self.iter().filter(|(_, channel)| channel.has_placeholders);
+        found.map(|(id, _)| id).collect()
+    }
+
+    /// Whether some of a key's copies, certain or in doubt, may be placeholders.
+    #[must_use]
+    pub(crate) fn has_placeholders(&self, key: ChannelKey) -> bool {
+        let certain = self.find(ChannelKey {
+            doubted: false,
+            ..key
+        });
+        certain.is_some_and(|channel| self.get(channel).has_placeholders)
     }
 
     /// Whether there are as many channels as events may make.

@@ -1,0 +1,412 @@
+//! The table of one rank in a snapshot: a record for each slot, in the order of the table, so that what
+//! names a slot by its index stays right.
+//!
+//! ```text
+//! tag  key (8)  key of the boundary (8)  [tokens]  [salt (8)  ahead (8)]  [number of copies, copies]
+//! ```
+//! Neighbours are alike: blocks of one chain, one step apart, held in the same channels. So a tag says
+//! what is as in the record before, and most records have 17 bytes. `docs/design/snapshot.md` has the
+//! format.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::{
+    Channel, ChannelId, ChannelKey, Channels, Counts, LimboId, NOWHERE, Slot, SlotId, Slots,
+    Whereabouts, decode, encode,
+};
+use crate::fleet::keys::texts::SaltId;
+use crate::fleet::presence::SharedPresence;
+use crate::fleet::presence::nodes::{NodeId, Nodes, Place};
+use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
+use crate::fleet::presence::sharing::Sharing;
+use crate::fleet::snapshot::bytes::{Reader, put_small};
+use crate::prefix::is_key;
+use crate::secret::Spreader;
+
+/// The slot belongs to a hash.
+const IN_USE: u8 = 1 << 0;
+/// The hash has no place yet.
+const UNDECIDED: u8 = 1 << 1;
+/// The slot waits to be forgotten.
+const RETIRED: u8 = 1 << 2;
+/// A clear looks at the slot.
+const STIRRED: u8 = 1 << 3;
+/// The boundary is one step after that of the record before.
+const NEXT: u8 = 1 << 4;
+/// The copies are those of the record before.
+const SAME_COPIES: u8 = 1 << 5;
+/// A salt and what lookahead tokens add follow.
+const SET_APART: u8 = 1 << 6;
+
+/// The place of a slot whose entry in limbo is not read yet.
+const AWAITED: u32 = NOWHERE - 1;
+
+/// What a snapshot has of a table besides its records.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::fleet) struct SavedSlots {
+    num_slots: u32,
+    channels: Vec<ChannelKey>,
+    /// Those of the channels that have placeholders.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    placeholders: Vec<ChannelId>,
+    free: Vec<u32>,
+    newest: Option<SlotId>,
+    retired: Vec<u32>,
+    hand: usize,
+    sharing: Sharing,
+}
+
+/// Where the slots of a table that was read stand. Until they have boundaries in a model, a placed slot
+/// has the number of its place instead of a node.
+#[derive(Debug)]
+pub(in crate::fleet) struct PlacesRead {
+    places: Vec<Place>,
+    sharing: Sharing,
+}
+
+/// The records of the tables of a pod's ranks, one after the other.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct Records {
+    bytes: Vec<u8>,
+    /// The slot whose record comes next.
+    next: usize,
+    before: Before,
+}
+
+impl Records {
+    /// Writes so many more records of a table. Returns whether these were its last.
+    pub(in crate::fleet) fn write(&mut self, slots: &Slots, nodes: &Nodes, most: usize) -> bool {
+        let end = slots.table.len().min(self.next.saturating_add(most));
+        for at in self.next..end {
+            let id = SlotId(u32::try_from(at).expect("fewer than 2^32 hashes"));
+            slots.save_slot(id, nodes, &mut self.before, &mut self.bytes);
+        }
+        self.next = end;
+        let is_whole = end == slots.table.len();
+        if is_whole {
+            (self.next, self.before) = (0, Before::default());
+        }
+        is_whole
+    }
+
+    /// All of them.
+    pub(in crate::fleet) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+/// What the record before said.
+#[derive(Debug, Default)]
+struct Before {
+    tokens: u32,
+    step: u32,
+    copies: Counts,
+}
+
+impl Before {
+    fn go_to(&mut self, tokens: u32) {
+        if tokens > self.tokens {
+            self.step = tokens - self.tokens;
+        }
+        self.tokens = tokens;
+    }
+}
+
+impl Slots {
+    /// What a snapshot has of the table besides its records.
+    pub(in crate::fleet) fn saved(&self) -> SavedSlots {
+        let Self {
+            by_key: _,
+            table,
+            free,
+            newest,
+            channels,
+            more: _,
+            spilled: _,
+            on_gpu: _,
+            sharing,
+            stirred: _,
+            retired,
+            hand,
+        } = self;
+        SavedSlots {
+            num_slots: u32::try_from(table.len()).expect("fewer than 2^32 hashes"),
+            channels: channels.iter().map(|(_, channel)| channel.key).collect(),
+            placeholders: channels.of_placeholders(),
+            free: free.clone(),
+            newest: *newest,
+            retired: retired.iter().copied().collect(),
+            hand: *hand,
+            sharing: sharing.of_boundaries(),
+        }
+    }
+
+    fn save_slot(&self, id: SlotId, nodes: &Nodes, before: &mut Before, out: &mut Vec<u8>) {
+        let Slot {
+            key,
+            mask: _,
+            place,
+            retired,
+            stirred,
+        } = self.table[id.0 as usize];
+        let flag = |is_so: bool, flag: u8| if is_so { flag } else { 0 };
+        let mut tag = flag(retired, RETIRED) | flag(stirred, STIRRED);
+        if place == NOWHERE {
+            out.push(tag);
+            return;
+        }
+        let at = match decode(place) {
+            Whereabouts::Placed(node) => Some(nodes.place(node)),
+            Whereabouts::Limbo(_) => None,
+        };
+        let copies: Counts = (self.held_channels(id))
+            .map(|channel| (channel.0, self.copies(id, channel)))
+            .collect();
+        let is_next = |place: Place| before.tokens.checked_add(before.step) == Some(place.boundary);
+        let is_apart = |place: Place| place.salt != SaltId::NONE || place.ahead != 0;
+        tag |= IN_USE | flag(at.is_none(), UNDECIDED);
+        tag |= flag(at.is_some_and(is_next), NEXT) | flag(at.is_some_and(is_apart), SET_APART);
+        tag |= flag(copies == before.copies, SAME_COPIES);
+        out.push(tag);
+        out.extend(key.to_le_bytes());
+        if let Some(place) = at {
+            out.extend(place.prefix.to_le_bytes());
+            if tag & NEXT == 0 {
+                put_small(out, place.boundary);
+            }
+            if tag & SET_APART != 0 {
+                out.extend(place.salt.0.to_le_bytes());
+                out.extend(place.ahead.to_le_bytes());
+            }
+            before.go_to(place.boundary);
+        }
+        if tag & SAME_COPIES == 0 {
+            put_small(out, u32::try_from(copies.len()).unwrap_or(u32::MAX));
+            for &(channel, count) in &copies {
+                put_small(out, channel.into());
+                put_small(out, count);
+            }
+            before.copies = copies;
+        }
+    }
+
+    /// Reads a table. `None` if it cannot be one.
+    pub(in crate::fleet) fn restored(
+        saved: SavedSlots,
+        spread: Spreader,
+        reader: &mut Reader<'_>,
+    ) -> Option<(Self, PlacesRead)> {
+        let SavedSlots {
+            num_slots,
+            channels,
+            placeholders,
+            free,
+            newest,
+            retired,
+            hand,
+            sharing,
+        } = saved;
+        let mut slots = Self {
+            channels: Channels::of(&channels, &placeholders, &mut Planes::default(), 0)?,
+            ..Self::new(spread)
+        };
+        let mut places = PlacesRead {
+            places: Vec::new(),
+            sharing,
+        };
+        let mut before = Before::default();
+        for id in 0..num_slots {
+            places.read_slot(SlotId(id), &mut slots, &mut before, reader)?;
+        }
+        let is_free = |id: u32| {
+            slots
+                .table
+                .get(id as usize)
+                .is_some_and(|s| s.place == NOWHERE)
+        };
+        let mut known = vec![false; slots.table.len()];
+        let frees_each = free
+            .iter()
+            .all(|&id| is_free(id) && !std::mem::replace(&mut known[id as usize], true));
+        let is_whole = frees_each && slots.by_key.len() + free.len() == slots.table.len();
+        let is_in_use = |id: u32| (id as usize) < slots.table.len() && !is_free(id);
+        let are_ids = retired.iter().all(|&id| (id as usize) < slots.table.len());
+        if !(is_whole && are_ids && hand < 1 << 32 && newest.is_none_or(|slot| is_in_use(slot.0))) {
+            return None;
+        }
+        (slots.free, slots.retired) = (free, retired.into());
+        (slots.newest, slots.hand) = (newest, hand);
+        Some((slots, places))
+    }
+
+    /// How many slots still wait for their entry in limbo.
+    pub(in crate::fleet) fn num_awaited(&self) -> usize {
+        self.table
+            .iter()
+            .filter(|slot| slot.place == AWAITED)
+            .count()
+    }
+
+    /// Points a slot that waits for it to its entry in limbo. Returns false if it does not wait.
+    pub(in crate::fleet) fn enter_limbo(&mut self, slot: SlotId, entry: LimboId) -> bool {
+        let place = self
+            .table
+            .get_mut(slot.0 as usize)
+            .map(|slot| &mut slot.place);
+        let place = place.filter(|place| **place == AWAITED && entry.0 < AWAITED & !super::LIMBO);
+        place.is_some_and(|place| {
+            *place = encode(Whereabouts::Limbo(entry));
+            true
+        })
+    }
+}
+
+impl PlacesRead {
+    fn read_slot(
+        &mut self,
+        id: SlotId,
+        slots: &mut Slots,
+        before: &mut Before,
+        reader: &mut Reader<'_>,
+    ) -> Option<()> {
+        let tag = reader.byte()?;
+        let (retired, stirred) = (tag & RETIRED != 0, tag & STIRRED != 0);
+        let is_in_use = tag & IN_USE != 0;
+        let key = if is_in_use { reader.u64()? } else { 0 };
+        let place = match (is_in_use, tag & UNDECIDED != 0) {
+            (false, _) => NOWHERE,
+            (true, true) => AWAITED,
+            (true, false) => self.read_place(tag, before, reader)?,
+        };
+        slots.table.push(Slot {
+            key,
+            mask: 0,
+            place,
+            retired,
+            stirred,
+        });
+        if stirred {
+            slots.stirred.push(id.0);
+        }
+        if !is_in_use {
+            return (tag & !(RETIRED | STIRRED) == 0 && !retired).then_some(());
+        }
+        if slots.find(key).is_some() {
+            return None;
+        }
+        slots.by_key.insert(key, id.0);
+        if tag & SAME_COPIES == 0 {
+            before.copies = read_copies(&slots.channels, reader)?;
+        }
+        for &(channel, copies) in &before.copies {
+            slots.add_doubts(id, ChannelId(channel), copies);
+        }
+        Some(())
+    }
+
+    /// Reads a place, and returns its number.
+    fn read_place(&mut self, tag: u8, before: &mut Before, reader: &mut Reader<'_>) -> Option<u32> {
+        let prefix = reader.u64()?;
+        let boundary = if tag & NEXT == 0 {
+            reader.small()?
+        } else {
+            before.tokens.checked_add(before.step)?
+        };
+        let (salt, ahead) = if tag & SET_APART == 0 {
+            (0, 0)
+        } else {
+            (reader.u64()?, reader.u64()?)
+        };
+        before.go_to(boundary);
+        self.places.push(Place {
+            boundary,
+            prefix,
+            ahead,
+            salt: SaltId(salt),
+        });
+        let is_sound = [prefix, salt, ahead].into_iter().all(is_key);
+        is_sound.then_some(u32::try_from(self.places.len() - 1).ok()?)
+    }
+
+    /// Gives a table its boundaries and bits in a model, for a rank with this column.
+    pub(in crate::fleet) fn attach(
+        self,
+        slots: &mut Slots,
+        column: Column,
+        shared: &mut SharedPresence<'_>,
+    ) {
+        let Self { places, sharing } = self;
+        let keys: Vec<ChannelKey> = slots.channels.iter().map(|(_, c)| c.key).collect();
+        let placeholders = slots.channels.of_placeholders();
+        slots.channels = Channels::of(&keys, &placeholders, shared.planes, column.word)
+            .expect("keys that were read");
+        let mut hint: Option<NodeId> = None;
+        for id in (0u32..).map(SlotId).take(slots.table.len()) {
+            let place = slots.table[id.0 as usize].place;
+            if place == NOWHERE || matches!(decode(place), Whereabouts::Limbo(_)) {
+                continue;
+            }
+            let node = shared.nodes.find_or_create(places[place as usize], hint);
+            shared.nodes.acquire(node);
+            slots.set_whereabouts(id, Whereabouts::Placed(node));
+            let key = shared.nodes.key(node);
+            slots.set_presence_of(id, key, shared.planes, column.bit);
+            hint = Some(node);
+        }
+        // What was ambiguous is told by the events alone.
+        let bits = std::mem::replace(&mut slots.sharing, sharing).bits;
+        slots.sharing.bits = bits;
+    }
+}
+
+fn read_copies(channels: &Channels, reader: &mut Reader<'_>) -> Option<Counts> {
+    let count = reader.small()? as usize;
+    let mut copies: Counts = SmallVec::new();
+    for _ in 0..count {
+        let (channel, count) = (u16::try_from(reader.small()?).ok()?, reader.small()?);
+        let is_next = copies.last().is_none_or(|(last, _)| *last < channel);
+        if !is_next || usize::from(channel) >= channels.len() || count == 0 {
+            return None;
+        }
+        copies.push((channel, count));
+    }
+    Some(copies)
+}
+
+impl Channels {
+    /// The channels of these keys, in this order; `None` if there are too many, or one comes twice.
+    fn of(
+        keys: &[ChannelKey],
+        placeholders: &[ChannelId],
+        planes: &mut Planes,
+        word: u16,
+    ) -> Option<Self> {
+        let mut channels = Self::default();
+        for &key in keys {
+            if channels.find(key).is_some() || channels.len() >= usize::from(u16::MAX) {
+                return None;
+            }
+            let plane = planes.find_or_create(PlaneKey {
+                group: key.group,
+                partial: key.partial,
+                tier: key.tier,
+                doubted: key.doubted,
+                word,
+            });
+            channels.add(Channel {
+                key,
+                plane,
+                has_placeholders: false,
+            });
+        }
+        for &channel in placeholders {
+            channels
+                .all
+                .get_mut(usize::from(channel.0))?
+                .has_placeholders = true;
+        }
+        Some(channels)
+    }
+}

@@ -1,0 +1,43 @@
+"""One HTTP request as handlers get it, and one answer as they give it; no ASGI here."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.connection_limits import ConnectionLimits
+from kvbraid.service.http.events import Changes, Stream
+from kvbraid.service.http.metrics import Metrics
+from kvbraid.service.registry import Service
+
+
+class Context(NamedTuple):
+    """What every handler may use."""
+
+    service: Service
+    access: Access
+    metrics: Metrics
+    openapi: bytes
+    connection_limits: ConnectionLimits
+    events: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request, read completely; fields that the request did not send are empty."""
+
+    body: bytes = b""
+    content_type: bytes = b""
+    query: bytes = b""
+    pod: str = ""
+    if_none_match: bytes = b""
+
+
+class Answer(NamedTuple):
+    """One HTTP answer; with a `stream`, that is its body, and it is closed in any case."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = "application/json"
+    close: bool = False
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    stream: Stream | None = None

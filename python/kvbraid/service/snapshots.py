@@ -1,0 +1,257 @@
+"""What the index knows of each pod, in files: a server that starts again is warm at once.
+
+    DIR/secret           32 random bytes: the secret of the index, without which no file is read
+    DIR/<pod>.snapshot   one pod, and how far its feed had settled it (docs/design/snapshot.md)
+
+Invariant: a file is whole or not there, because it is written beside and then renamed. A pod is
+saved while the index has exactly what its feed had settled; so a server that loads it asks the
+engine for what came since, and is exact as soon as the engine has shown that it is still the same.
+What cannot be read or written costs warmth alone: it is counted, logged and shown, never fatal.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from kvbraid.errors import InvalidValueError, KvbraidError, SnapshotError, one_line
+from kvbraid.events.sequence import Settled
+from kvbraid.fleet.index import SECRET_BYTES
+from kvbraid.ids import PodId
+from kvbraid.service.journal import Journal, Rank
+
+EVERY_S: Final = 60.0
+"""So often every pod is saved, in seconds."""
+
+LAST_S: Final = 2.0
+"""How long the last saving may wait for pods that are not at rest, in seconds."""
+
+KEPT_S: Final = 24 * 3600.0
+"""Files of pods that nobody has registered are removed when they are older."""
+
+_TRY_S: Final = 0.05
+_SUFFIX: Final = ".snapshot"
+_LONGEST_NAME: Final = 200
+_LOGGER: Final = logging.getLogger("kvbraid.snapshots")
+
+
+class Saving(Protocol):
+    """The part of `FleetIndex` that is saved."""
+
+    def save(self, pod: PodId, *, note: str = "") -> bytes:
+        """Return what is known of a pod, with a note."""
+
+    def load(self, pod: PodId, saved: bytes) -> str:
+        """Replace what is known of a pod, and return the note."""
+
+    def lose(self, pod: PodId, *, dp_rank: int = 0) -> None:
+        """Know nothing of a rank."""
+
+
+class Resting(Protocol):
+    """The part of `Subscriber` that tells when a pod can be saved."""
+
+    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
+        """Do some work while the index has what was settled of a pod; False: not now."""
+
+
+class Snapshots:
+    """The files of one server; any thread may use it.
+
+    Args:
+        folder: Made if it is not there.
+        index: What is saved and loaded.
+        journal: Is told of files that are refused, and of what cannot be written.
+
+    Attributes:
+        counts: Files by what happened: `written`, `loaded`, `failed`, `late`, and
+            `refused_<reason>`.
+        problem: Why the last file could not be written; empty if it could.
+    """
+
+    def __init__(self, folder: Path, index: Saving, *, journal: Journal) -> None:
+        self.counts: Counter[str] = Counter(written=0, loaded=0, failed=0, late=0)
+        self.problem = ""
+        self._folder = folder
+        self._index = index
+        self._journal = journal
+        self._written_at: dict[PodId, float] = {}
+
+    def ages_s(self) -> dict[PodId, float]:
+        """Return how old the newest file of each pod is that this process has written."""
+        now = time.monotonic()
+        return {pod: now - at for pod, at in dict(self._written_at).items()}
+
+    def load(self, pod: PodId, num_ranks: int) -> list[Settled]:
+        """Load a registered pod, and return how far each rank was settled; empty: it is cold."""
+        try:
+            note = self._index.load(pod, self._path(pod).read_bytes())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._refuse(pod, "unreadable", f"{error.strerror}; check who may read it")
+            return []
+        except SnapshotError as error:
+            self._refuse(pod, error.reason, str(error))
+            return []
+        progress = _progress(note)
+        if len(progress) != num_ranks:
+            for rank in range(num_ranks):
+                self._index.lose(pod, dp_rank=rank)
+            self._refuse(pod, "impossible", "it does not say how far its ranks were settled")
+            return []
+        self.counts["loaded"] += 1
+        return progress
+
+    def save(self, pod: PodId, feed: Resting) -> bool:
+        """Write the file of a pod; False: not now, because it is not at rest. Never raises."""
+        saved: list[bytes] = []
+
+        def take(progress: Sequence[Settled]) -> None:
+            saved.append(self._index.save(pod, note=msgspec.json.encode(progress).decode()))
+
+        try:
+            if not feed.at_rest(pod, take):
+                return False
+            write_whole(self._path(pod), saved[0])
+        except (OSError, KvbraidError) as error:
+            self._fail(pod, getattr(error, "strerror", None) or str(error))
+            return True
+        self.counts["written"] += 1
+        self.problem = ""
+        self._written_at[pod] = time.monotonic()
+        return True
+
+    def save_all(
+        self, pods: Sequence[PodId], feed: Resting, *, within_s: float, over: threading.Event
+    ) -> None:
+        """Write the files of pods, each when it is at rest; who is not in time is late."""
+        late, ends_at = list(pods), time.monotonic() + within_s
+        while late and not over.is_set():
+            late = [pod for pod in late if not self.save(pod, feed)]
+            if late and time.monotonic() >= ends_at:
+                break
+            over.wait(_TRY_S if late else 0)
+        self.counts["late"] += len(late)
+
+    def forget(self, pod: PodId) -> None:
+        """Remove the file of a pod that is registered no longer."""
+        self._written_at.pop(pod, None)
+        with contextlib.suppress(OSError):
+            self._path(pod).unlink(missing_ok=True)
+
+    def tidy(self, pods: Sequence[PodId]) -> None:
+        """Remove files of other pods that are old, and what a process left that was killed."""
+        own = {self._path(pod).name for pod in pods}
+        with contextlib.suppress(OSError):
+            for path in self._folder.glob(f"*{_SUFFIX}*"):
+                if path.name not in own and time.time() - path.stat().st_mtime > KEPT_S:
+                    path.unlink(missing_ok=True)
+
+    def _path(self, pod: PodId) -> Path:
+        name = quote(pod, safe="").replace(".", "%2E")
+        if len(name) > _LONGEST_NAME:
+            name = hashlib.sha256(pod.encode()).hexdigest()
+        return self._folder / f"{name}{_SUFFIX}"
+
+    def _refuse(self, pod: PodId, reason: str, text: str) -> None:
+        self.counts[f"refused_{reason}"] += 1
+        self._journal.note("snapshot_refused", Rank(pod), text, detail=reason)
+
+    def _fail(self, pod: PodId, why: str) -> None:
+        self.counts["failed"] += 1
+        if not self.problem:  # It is said once, until a file could be written again.
+            self._journal.note("snapshot_failed", Rank(pod), why)
+        self.problem = one_line(f"no snapshot of pod {pod} is written: {why}")
+
+
+def _progress(note: str) -> list[Settled]:
+    """Return what a note says of each rank; nothing if it says something else."""
+    try:
+        return msgspec.json.decode(note, type=list[Settled])
+    except msgspec.MsgspecError:
+        return []
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is whole whenever it is looked at, and only its owner can read.
+
+    Raises:
+        OSError: It could not be written; what was there before is still there.
+    """
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        with open(beside, "wb", opener=_private) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def read_secret(folder: Path) -> bytes:
+    """Return the secret of a folder of snapshots; it is drawn, and the folder made, at first.
+
+    Raises:
+        InvalidValueError: The folder cannot be used.
+    """
+    path = folder / "secret"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            write_whole(path, os.urandom(SECRET_BYTES))
+        secret = path.read_bytes()
+    except OSError as error:
+        msg = f"index.snapshots {folder}: {error.strerror}; give a folder that can be written"
+        raise InvalidValueError(msg) from None
+    if len(secret) != SECRET_BYTES:
+        msg = (
+            f"{path} has {len(secret)} bytes; it must have {SECRET_BYTES}: remove it with all "
+            "snapshots, and they are made anew"
+        )
+        raise InvalidValueError(msg)
+    return secret
+
+
+@contextlib.contextmanager
+def saving(
+    snapshots: Snapshots | None, feed: Resting, pods: Callable[[], Sequence[PodId]]
+) -> Iterator[None]:
+    """Save all pods from time to time, on a thread of its own, and once more at the end."""
+    if snapshots is None:
+        yield
+        return
+    over = threading.Event()
+
+    def save() -> None:
+        while not over.wait(EVERY_S):
+            try:
+                snapshots.save_all(pods(), feed, within_s=EVERY_S / 2, over=over)
+                snapshots.tidy(pods())
+            except Exception:  # The next round may be a better one.
+                _LOGGER.exception("pods could not be saved")
+
+    thread = threading.Thread(target=save, name="kvbraid-snapshots")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        snapshots.save_all(pods(), feed, within_s=LAST_S, over=threading.Event())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)

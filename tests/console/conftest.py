@@ -1,0 +1,46 @@
+"""A browser, a demo with traffic, and pages that must neither fail nor ask another origin."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from tests.console.pages import Opened, chromium, demonstrating
+from tests.service.serving import serving
+
+expect.set_options(timeout=15_000)  # Machines may be busy; only a failure waits so long.
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = chromium()
+    if program is None:
+        pytest.skip("needs chromium")
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[str]:
+    """The address of a demo whose traffic goes on."""
+    with demonstrating() as url:
+        yield url
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The address of a server without pods, which keeps prompts."""
+    config = tmp_path / "fleet.toml"
+    config.write_text("[console]\nprompts = true\n")
+    with serving("--config", str(config)) as (_, url):
+        yield url
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Opened]:
+    """Opens pages; at the end none may have failed, or asked anybody but its server."""
+    opened = Opened(browser)
+    yield opened
+    assert opened.problems() == []
+    opened.close()

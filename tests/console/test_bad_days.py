@@ -1,0 +1,162 @@
+"""Bad days of a page: nothing there, hostile names, a server that goes and comes back, crowds."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from kvbraid.sim.fleet.processes import free_port
+from playwright.sync_api import Page, expect
+
+from tests.console.pages import MAIN, PAGES, Opened, end, pick, put
+
+EMPTY = {
+    "fleet": ("No pods are registered.", "PUT /v1/pods/NAME"),
+    "requests": ("No request has been decided yet.", "POST /v1/pick"),
+    "explain": ("Nothing is explained yet.", "/tokenize"),
+    "ladder": ("No request has ended yet.", "POST /v1/picked"),
+}
+HOSTILE = "<img src=x onerror=alert(1)>\"'&lt;${1}</td>\u202egnol\u0007"
+LONG_POD = "p" + "-/:." * 31
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_an_empty_page_says_what_to_do(opened: Opened, server: str, name: str) -> None:
+    page = opened(f"{server}/{name}")
+    for text in EMPTY[name]:
+        expect(page.get_by_text(text)).to_be_visible()
+
+
+def test_hostile_names_are_text_on_every_page(opened: Opened, server: str) -> None:
+    put(server, LONG_POD, model=HOSTILE)
+    pick(server, HOSTILE, model=HOSTILE)
+    end(server, HOSTILE)
+    query = str(httpx.QueryParams({"request": HOSTILE}))
+    for name in ("fleet", f"requests?{query}", f"explain?{query}", "ladder"):
+        page = opened(f"{server}/{name}")
+        expect(page.get_by_role("status")).to_have_text("Live")
+        expect(page.locator("bdi", has_text="<img src=x onerror=alert(1)>").first).to_be_visible()
+        assert page.locator("main img").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        if name == "ladder":
+            expect(page.get_by_role("combobox", name="Model")).to_contain_text("<img src=x")
+
+
+def test_a_hostile_address_is_text(opened: Opened, server: str) -> None:
+    put(server, "a")
+    pick(server, "r")
+    page = opened(f"{server}/requests?request=%3Cimg%20src%3Dx%3E&find=%22%3E%3Cb%3E")
+    expect(page.get_by_text("no longer among the last")).to_be_visible()
+    expect(page.get_by_label("Find")).to_have_value('"><b>')
+    opened.may_fail = True  # The browser's console tells of the 404.
+    page = opened(f"{server}/explain?request=%3Cimg%20src%3Dx%3E")
+    expect(page.get_by_role("alert")).to_contain_text("'<img src=x>' is not among the last")
+
+
+@contextmanager
+def started(port: int) -> Iterator[str]:
+    """Start a server at a port; at the end it is killed."""
+    command = [sys.executable, "-c", MAIN, "serve", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
+
+
+def test_a_server_that_goes_makes_the_page_stale_until_it_is_back(opened: Opened) -> None:
+    port = free_port()
+    with started(port) as url:
+        put(url, "before")
+        page = opened(url)
+        status = page.get_by_role("status")
+        expect(status).to_have_text("Live")
+        opened.may_fail = True
+    expect(status).to_have_text("Not connected")
+    expect(page.get_by_role("alert")).to_contain_text(
+        re.compile(r"The server does not answer. What is shown was true \d+ s ago."),
+        timeout=15_000,
+    )
+    assert page.locator("main").get_attribute("class") == "stale"
+    expect(page.get_by_role("button", name="before")).to_be_visible()
+    with started(port) as url:
+        put(url, "after")
+        page.get_by_role("button", name="Ask now").click()
+        expect(status).to_have_text("Live", timeout=15_000)
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_role("button", name="after")).to_be_visible()
+        expect(page.get_by_role("button", name="before")).to_have_count(0)
+
+
+def hide(page: Page, hidden: bool) -> None:
+    page.evaluate(
+        """(hidden) => {
+          Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
+def test_a_hidden_page_asks_nothing_and_goes_on_when_it_is_seen(
+    opened: Opened, server: str
+) -> None:
+    put(server, "a")
+    page = opened(server)
+    expect(page.get_by_role("status")).to_have_text("Live")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    hide(page, True)
+    put(server, "b")
+    page.wait_for_timeout(2500)
+    assert asked == []
+    expect(page.get_by_role("button", name="b", exact=True)).to_have_count(0)
+    hide(page, False)
+    expect(page.get_by_role("button", name="b", exact=True)).to_be_visible()
+    assert len(asked) == 1
+
+
+def test_of_500_pods_and_many_requests_a_page_draws_a_part(opened: Opened, server: str) -> None:
+    with httpx.Client(base_url=server) as client:
+        for number in range(500):
+            body = {"model": f"m{number % 3}", "topology": {"groups": [
+                {"kind": "full_attention", "block_size": 16}]}}  # fmt: skip
+            assert client.put(f"/v1/pods/pod-{number}", json=body).is_success
+    page = opened(server)
+    expect(page.get_by_text("Show 100 more of 500 ranks")).to_be_visible()
+    assert page.locator("tbody button").count() == 100
+    page.get_by_role("button", name="Show 100 more").click()
+    expect(page.locator("tbody button")).to_have_count(200)
+    page.get_by_label("Find").fill("pod-499")
+    expect(page.locator("tbody button")).to_have_count(1)
+    with httpx.Client(base_url=server) as client:
+        for number in range(300):
+            client.post("/v1/pick", json={"model": "m0", "token_ids": [number]})
+    page = opened(f"{server}/requests")
+    expect(page.get_by_text(re.compile(r"The last 50 of \d+ requests"))).to_be_visible()
+    assert page.locator("tbody tr").count() == 50
+
+
+def test_a_page_without_prompts_says_how_to_keep_them(opened: Opened) -> None:
+    with started(free_port()) as url:
+        put(url, "a")
+        pick(url, "r")
+        page = opened(f"{url}/explain")
+        expect(page.get_by_text("Set prompts = true under [console]")).to_be_visible()
+
+
+def test_too_many_pages_are_told_no_more_than_the_limit(opened: Opened, server: str) -> None:
+    put(server, "a")
+    with httpx.Client(base_url=server) as client:
+        streams = [client.send(client.build_request("GET", "/v1/events"), stream=True)
+                   for _ in range(32)]  # fmt: skip
+        opened.may_fail = True
+        page = opened(server)
+        expect(page.get_by_role("status")).to_have_text("Not connected")
+        for stream in streams:
+            stream.close()
+    expect(page.get_by_role("status")).to_have_text("Live", timeout=20_000)

@@ -1,0 +1,187 @@
+"""Every page against a demo with traffic: what it says, to eyes and to screen readers."""
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.console.pages import PAGES, Opened
+from tests.service.serving import until
+
+FRAME = """
+- link "Skip to the page"
+- banner:
+  - link "kvbraid":
+    - /url: /
+  - navigation "Pages":
+    - link "Fleet"
+    - link "Requests"
+    - link "Explain"
+    - link "Ladder"
+  - paragraph:
+    - status: Live
+- main
+"""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_has_the_frame_the_fresh_state_and_its_data_as_json(
+    opened: Opened, demo: str, page: str
+) -> None:
+    shown = opened(f"{demo}/{page}")
+    expect(shown.get_by_role("status")).to_have_text("Live")
+    expect(shown.locator("body")).to_match_aria_snapshot(FRAME)
+    expect(shown).to_have_title(f"{page.capitalize()} · kvbraid")
+    here = shown.get_by_role("navigation").get_by_role("link", name=page.capitalize())
+    assert here.get_attribute("aria-current") == "page"
+    data = shown.get_by_role("link", name="JSON").get_attribute("href")
+    assert httpx.get(f"{demo}{data}").json()
+
+
+def test_the_fleet_shows_pods_by_model_with_units_and_ages(opened: Opened, demo: str) -> None:
+    page = opened(demo)
+    table = page.get_by_role("table")
+    expect(table).to_match_aria_snapshot("""
+- table:
+  - rowgroup:
+    - row:
+      - columnheader "Pod"
+      - columnheader "State"
+      - columnheader "Since"
+      - columnheader "Running"
+      - columnheader "Waiting"
+      - columnheader "Pool in use"
+      - columnheader "Blocks"
+      - columnheader "Index memory"
+      - columnheader "Last events"
+      - columnheader "Placed"
+      - columnheader "Refused"
+  - rowgroup:
+    - row "gpt-oss-sim 2 ranks"
+    - row /gpt-oss-0 exact .* ago/
+    - row /gpt-oss-1 exact .* ago/
+  - rowgroup:
+    - row "qwen3-next-sim 2 ranks"
+    - row /qwen3-next-0 exact .* ago/
+    - row /qwen3-next-1 exact .* ago/
+""")
+    row = page.get_by_role("row", name=re.compile("gpt-oss-0"))
+    memory = row.locator('[data-label="Index memory"]')
+    expect(memory).to_have_text(re.compile(r"^[1-9][\d.]* [kM]B$"))
+    expect(row.locator('[data-label="Last events"]')).to_have_text(
+        re.compile(r"^(now|\d+ (s|min) ago) batch \d+")
+    )
+
+
+def test_details_of_a_pod_open_and_stay_open(opened: Opened, demo: str) -> None:
+    page = opened(demo)
+    button = page.get_by_role("button", name="gpt-oss-0")
+    assert button.get_attribute("aria-expanded") == "false"
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "true")
+    told = page.get_by_text("group 0: sliding window, blocks of 16 tokens, window of 128 tokens")
+    expect(told).to_be_visible()
+    page.wait_for_timeout(1500)  # Two more messages.
+    expect(told).to_be_visible()
+
+
+def test_filters_stand_in_the_address(opened: Opened, demo: str) -> None:
+    page = opened(demo)
+    page.get_by_label("Find").fill("qwen3-next-1")
+    expect(page.get_by_role("button", name=re.compile("qwen|gpt"))).to_have_count(1)
+    assert page.url.endswith("?find=qwen3-next-1")
+    page.get_by_label("State").select_option("degraded")
+    expect(page.get_by_text("No pod matches.")).to_be_visible()
+    again = opened(page.url.replace("&state=degraded", ""))
+    expect(again.get_by_label("Find")).to_have_value("qwen3-next-1")
+    expect(again.get_by_role("button", name=re.compile("qwen|gpt"))).to_have_count(1)
+
+
+def newest(page: Page) -> str:
+    return page.locator("tbody tr").first.get_by_role("link").inner_text()
+
+
+def test_requests_come_in_and_can_be_held_still(opened: Opened, demo: str) -> None:
+    page = opened(f"{demo}/requests")
+    expect(page.locator("tbody tr").first).to_be_visible()
+    first = newest(page)
+    assert until(lambda: newest(page), lambda name: name != first) != first
+    page.get_by_role("button", name="Hold still").click()
+    held = page.get_by_role("button", name="Held still")
+    expect(held).to_have_attribute("aria-pressed", "true")
+    first = newest(page)
+    page.wait_for_timeout(2500)
+    assert newest(page) == first
+    held.click()
+    assert until(lambda: newest(page), lambda name: name != first) != first
+
+
+def test_a_request_shows_every_term_of_both_ranks_and_its_ladder(
+    opened: Opened, demo: str
+) -> None:
+    rows = httpx.get(f"{demo}/v1/requests").json()["requests"]
+    row = next(row for row in rows if row["ladder"] and row["runner_up"])
+    page = opened(f"{demo}/requests?request={row['request']}")
+    panel = page.get_by_role("region", name="Chosen request")
+    expect(panel.get_by_role("heading", level=2)).to_have_text(row["request"])
+    for term in row["chosen"]["terms"]:
+        expect(panel.get_by_role("rowheader", name=re.compile(f"^{term} "))).to_be_visible()
+    expect(panel.get_by_role("row", name=re.compile("^all "))).to_have_text(
+        re.compile(rf"{row['chosen']['cost'] * 1000:.1f} ms.*")
+    )
+    ladder = panel.get_by_role("table").nth(1)
+    for gap in row["ladder"]["gaps"]:
+        told = f"{gap['tokens']}: {gap['reason'].replace('_', ' ')}"
+        expect(ladder.get_by_text(told)).to_be_visible()
+    delivered = ladder.get_by_role("row", name=re.compile("^delivered"))
+    expect(delivered.get_by_role("cell", name=str(row["delivered"]), exact=True)).to_be_visible()
+
+
+def test_explain_draws_the_strips_of_a_kept_request(opened: Opened, demo: str) -> None:
+    name = httpx.get(f"{demo}/v1/requests").json()["requests"][0]["request"]
+    told = httpx.get(f"{demo}/explain.json", params={"request": name}).json()
+    page = opened(f"{demo}/explain?request={name}")
+    expect(page.get_by_role("article")).to_have_count(len(told["pods"]))
+    groups = sum(len(pod["groups"]) for pod in told["pods"])
+    strips = page.get_by_role("img", name=re.compile(r"^group \d, .*: [\d,]+ blocks? of .* held"))
+    expect(strips).to_have_count(groups)
+    expect(page.get_by_role("combobox", name="Request")).to_have_value(name)
+
+
+def test_explain_takes_a_prompt_and_says_what_is_wrong_with_it(opened: Opened, demo: str) -> None:
+    page = opened(f"{demo}/explain")
+    expect(page.get_by_text("Nothing is explained yet.")).to_be_visible()
+    page.get_by_label("Model").fill("gpt-oss-sim")
+    page.get_by_label("Token ids").fill("[1, 2, 3]")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    expect(page.get_by_role("heading", name="gpt-oss-sim, 3 tokens")).to_be_visible()
+    expect(page.get_by_role("article")).to_have_count(2)
+    opened.may_fail = True  # The browser's console tells of the 404.
+    page.get_by_label("Model").fill("none")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("no registered pod serves model 'none'")
+
+
+def test_the_ladder_is_drawn_and_its_table_has_the_sums(opened: Opened, demo: str) -> None:
+    page = opened(f"{demo}/ladder?minutes=60")
+    expect(page.get_by_role("heading", name="Tokens of prompts, each 10 s")).to_be_visible()
+    coloured = """() => {
+      const canvas = document.querySelector("#chart canvas");
+      if (!canvas) return 0;
+      const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      let green = 0;
+      for (let at = 0; at < data.length; at += 4)
+        green += data[at] === 47 && data[at + 1] === 125 && data[at + 2] === 79;
+      return green;
+    }"""
+    assert until(lambda: int(page.evaluate(coloured)), lambda green: green > 50) > 50
+
+    def shown() -> tuple[int, int]:
+        row = page.get_by_role("row", name=re.compile("^reused by the engines"))
+        text = row.get_by_role("cell").nth(1).inner_text()
+        rows = httpx.get(f"{demo}/ladder.json").json()["intervals"]
+        return int(text.replace(",", "")), sum(row["delivered"] for row in rows)
+
+    page_says, server_says = until(shown, lambda both: both[0] == both[1])
+    assert page_says == server_says > 0
