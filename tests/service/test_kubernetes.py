@@ -264,7 +264,8 @@ def test_pods_that_have_drained_go_although_nobody_is_left(tmp_path: Path, api: 
 def test_a_pod_in_two_slices_counts_once(tmp_path: Path, api: FakeApi) -> None:
     six = a_slice("six", endpoint(1)) | {"addressType": "IPv6"}
     six["endpoints"][0]["addresses"] = ["fd00::1"]
-    api.slices = [six, a_slice("four", endpoint(1)), a_slice("other", endpoint(1))]
+    last = six | {"metadata": {"name": "last"}}
+    api.slices = [six, a_slice("four", endpoint(1)), a_slice("other", endpoint(1)), last]
     with running(tmp_path, api) as it:
         it.become("1")
         pod = it.service.pods[PodId("inference/engine-1")]

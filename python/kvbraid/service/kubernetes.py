@@ -203,9 +203,9 @@ class FollowedSlices:
         """Whether pods stay although no endpoint is left."""
         if self._empty_since is None:
             self._empty_since = time.monotonic()
-            self._counts["held"] += 1
             hold_s = self._watched.entry.hold_s
             _LOGGER.warning("%s: no endpoint is left; pods stay for %g s", self._name, hold_s)
+            self._counts["held"] += 1
         return time.monotonic() - self._empty_since < self._watched.entry.hold_s
 
     def _put(self, pod: PodId, endpoint: Endpoint) -> bool:
@@ -238,11 +238,11 @@ class FollowedSlices:
         new = sorted(refused - self._refused)
         self._refused = refused
         if new:
-            self._counts["too_many_pods"] += len(new)
             told = ", ".join(map(one_line, new[:_NAMED])) + (", ..." if new[_NAMED:] else "")
             limit = self._service.limits.pods
             what = counted(len(new), "endpoint")
             _LOGGER.warning("%s: limits.pods = %d, so %s: %s", self._name, limit, what, told)
+            self._counts["too_many_pods"] += len(new)
 
 
 @contextlib.contextmanager
