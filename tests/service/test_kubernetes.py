@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import pytest
 import trustme
@@ -19,11 +19,12 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodId
 from kvbraid.service import endpoint_slices, kubernetes
 from kvbraid.service.config import FleetConfig, Limits
-from kvbraid.service.endpoint_slices import BadSliceError, Change, read_slice
+from kvbraid.service.endpoint_slices import BadSliceError, Change, WhyNot, read_slice
 from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.kubernetes import FollowedSlices, following_slices
 from kvbraid.service.registry import Service
 
+from tests.docs.markdown import codes, tables
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.kube_api import FakeApi, a_slice, endpoint
 from tests.service.serving import until
@@ -543,6 +544,12 @@ def test_a_table_that_nobody_can_follow_is_refused(tmp_path: Path, line: str, to
     with pytest.raises(InvalidValueError, match="kubernetes") as refused:
         read_fleet_file(path)
     assert told in str(refused.value)
+
+
+def test_the_page_explains_each_outcome() -> None:
+    (table,) = tables("configuration.md", "Pods of Kubernetes")
+    ours = {"listed", "watched", "bad_object", "not_registered", "held", "too_many_pods"}
+    assert {code for row in table for code in codes(row[0])} == ours | {*get_args(WhyNot)}
 
 
 def test_services_are_followed_while_a_server_runs(tmp_path: Path, api: FakeApi) -> None:
