@@ -105,21 +105,28 @@ def test_ports_have_the_name_and_number_of_the_server() -> None:
     assert [each["port"] for each in ingress["ports"]] == ["http"]
 
 
+def test_the_api_server_can_be_reached() -> None:
+    _, server, _ = OBJECTS["NetworkPolicy"]["spec"]["egress"]
+    assert [each["port"] for each in server["ports"]] == [443, 6443]
+    assert "to" not in server
+
+
 def test_the_ports_of_engines_are_open() -> None:
     engines, *_ = OBJECTS["NetworkPolicy"]["spec"]["egress"]
-    (found,) = read_fleet_file(FOLDER / "fleet.toml").discovered
+    (found,) = read_fleet_file(FOLDER / "fleet.toml").watched
     ports = {found.entry.port, found.entry.events_port, found.entry.replay_port}
     assert {each["port"] for each in engines["ports"]} == ports
 
 
-def test_only_the_pods_of_one_namespace_can_be_read() -> None:
+def test_only_the_endpoints_of_one_namespace_can_be_read() -> None:
     binding = OBJECTS["RoleBinding"]
     account = OBJECTS["ServiceAccount"]["metadata"]["name"]
     assert "ClusterRole" not in OBJECTS
     assert [(each["resources"], each["verbs"]) for each in OBJECTS["Role"]["rules"]] == [
-        (["endpointslices"], ["get", "list", "watch"]),
-        (["pods"], ["get", "list", "watch"]),
+        (["endpointslices"], ["list", "watch"]),
     ]
+    assert OBJECTS["Role"]["rules"][0]["apiGroups"] == ["discovery.k8s.io"]
+    assert POD["spec"]["automountServiceAccountToken"] is True
     assert binding["roleRef"]["name"] == OBJECTS["Role"]["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
     assert POD["spec"]["serviceAccountName"] == account
@@ -155,8 +162,8 @@ def test_the_container_starts_with_its_configuration_and_its_probes_are_answered
 ) -> None:
     config = tmp_path / "fleet.toml"
     text = (FOLDER / "fleet.toml").read_text()
-    assert 'name = "engines"' in text
-    config.write_text(text.replace('name = "engines"', 'name = "engines.invalid"'))
+    assert 'service = "engines"' in text
+    config.write_text(text)  # No API server is there, and nobody waits for it.
     assert MOUNTED in CONTAINER["args"]
     arguments = [str(config) if each == MOUNTED else each for each in CONTAINER["args"]]
     with started([sys.executable, "-c", MAIN, *arguments, "--port", "0"]) as (_, url):

@@ -14,6 +14,7 @@ from tests.service.serving import ONE_POD, POD
 
 PAGE: Final = DOCS / "configuration.md"
 SCHEMA: Final[dict[str, Any]] = json.loads(schema())
+FOUND: Final = ("[[discover]]", "[[kubernetes]]")
 UNREAD: Final = {"sliding_window"} | {
     name
     for table in ("GroupMapping", "PodMapping")
@@ -31,7 +32,7 @@ def examples() -> Iterator[Any]:
     """The fleet files of the documentation and of its examples, and the page's with all keys."""
     for page in sorted(DOCS.rglob("*.md")):
         for block in blocks(page):
-            if block.language == "toml" or block.text.startswith("[[discover]]"):
+            if block.language == "toml" or block.text.startswith(FOUND):
                 yield pytest.param(block.text, id=page.name)
                 yield pytest.param(UNSET.sub("", block.text), id=f"{page.name}-whole")
     for path in sorted((ROOT / "deploy").rglob("*.toml")):
@@ -59,6 +60,7 @@ def test_the_schema_is_one() -> None:
         POD.format(name="a", folder="f", url="u") + "[pods.loras]\na = 1",
         POD.replace("full_attention", "half").format(name="a", folder="f", url="http://h"),
         "[[discover]]\nname = '-'\nport = 1\nmodel = 'm'",
+        "[[kubernetes]]\nservice = 'a_b'\nport = 1\nmodel = 'm'",
     ],
 )
 def test_the_schema_refuses_what_the_reader_refuses(text: str, tmp_path: Any) -> None:  # noqa: ANN401
@@ -74,12 +76,12 @@ def keys_of(name: str) -> set[str]:
 
 def documented() -> Iterator[tuple[str, set[str]]]:
     """The keys of each table as the page shows them, by the name of the table's struct."""
-    example, discover = (
+    example, discover, watched = (
         tomllib.loads(UNSET.sub("", block.text))
         for block in blocks(PAGE)
-        if block.language == "toml" or block.text.startswith("[[discover]]")
+        if block.language == "toml" or block.text.startswith(FOUND)
     )
-    yield "FleetFile", {*example, *discover}
+    yield "FleetFile", {*example, *discover, *watched}
     kinds = {
         "server": "ServerOptions",
         "tls": "TlsTable",
@@ -113,5 +115,11 @@ def test_the_keys_of_pods_are_in_the_page() -> None:
     assert {*pod, "bind"} == keys_of("PodEntry")
     own = {"name", "port", "events_port", "replay_port", "every_s", "misses"}
     assert keys_of("DiscoverEntry") == own | keys_of("PodEntry") - {"id"}
+    ports = own - {"name", "every_s", "misses"}
+    of_kubernetes = ports | {"service", "selector", "namespace", "hold_s", "api", "folder"}
+    assert keys_of("KubernetesEntry") == of_kubernetes | keys_of("PodEntry") - {"id"}
+    (shown,) = (b.text for b in blocks(PAGE) if b.text.startswith("[[kubernetes]]"))
+    (table,) = tomllib.loads(UNSET.sub("", shown))["kubernetes"]
+    assert {*table} == of_kubernetes | {"model"}
     page = PAGE.read_text()
     assert [key for key in own | {"bind", "sparse_windows"} if f"{key}" not in page] == []

@@ -117,8 +117,8 @@ def test_an_address_that_is_refused_is_tried_again(
 ) -> None:
     running = Running(read(tmp_path), Limits(pods=1))
     assert running.look(["10.0.0.1", "10.0.0.2", "no address"]) == ["10.0.0.1"]
-    assert "vllm.default.svc: 10.0.0.2 stays as it is: 2 pod ranks" in warnings.text
-    assert "vllm.default.svc: no address stays as it is" in warnings.text
+    assert "vllm.default.svc/10.0.0.2 stays as it is: 2 pod ranks" in warnings.text
+    assert "vllm.default.svc/no address stays as it is" in warnings.text
     running.look(["10.0.0.2"])
     assert running.look(["10.0.0.2"]) == []
     assert running.look(["10.0.0.2"]) == ["10.0.0.2"]

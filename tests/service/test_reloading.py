@@ -211,10 +211,15 @@ name = "n"
 port = 1
 endpoint = "ask"
 model = "m"
+[[kubernetes]]
+service = "n"
+port = 1
+endpoint = "ask"
+model = "m"
 """
 WAITING = [
     "server.silence_s", "limits.pods", "index.keys", "gateway.tells", "envoy.port", "tokens",
-    "discover",
+    "discover", "kubernetes",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,9 @@ from kvbraid.spec_mapping import pod_from_mapping
 
 ASK: Final = "ask"
 """An `endpoint` that the pod's engine is asked for (`event_sources`)."""
+
+LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""What a namespace, a service and a port of Kubernetes are called (RFC 1123)."""
 
 _Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
@@ -155,6 +158,31 @@ class DiscoverEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=
     model_config: str | None = None
 
 
+_Label = Annotated[str, Meta(pattern=LABEL)]
+_Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class KubernetesEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One `[[kubernetes]]` table of fleet.toml: each endpoint of a service is a pod.
+
+    Its EndpointSlices are those of the `service`, or those that a label `selector` finds. A port
+    is a number, or the name that the slice has for it. `folder` holds the `token` that the API
+    server at `api` takes, its `ca.crt`, and the `namespace` unless one is given. If there are no
+    endpoints any more, pods that were ready stay for `hold_s`. `model_config` as in `[[pods]]`.
+    """
+
+    service: _Label | None = None
+    selector: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    namespace: _Label | None = None
+    port: _Port | _Label
+    events_port: _Port | _Label | None = None
+    replay_port: _Port | _Label | None = None
+    hold_s: Annotated[float, Meta(ge=0)] = 60.0
+    api: str = "https://kubernetes.default.svc"
+    folder: str = "/var/run/secrets/kubernetes.io/serviceaccount"
+    model_config: str | None = None
+
+
 class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole fleet.toml."""
 
@@ -170,6 +198,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     keys: Annotated[list[KeyEntry], Meta(max_length=MOST_KEYS)] = []
     pods: list[PodEntry] = []
     discover: Annotated[list[DiscoverEntry], Meta(max_length=64)] = []
+    kubernetes: Annotated[list[KubernetesEntry], Meta(max_length=64)] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,23 +254,47 @@ class PodConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discovery:
-    """A name whose addresses are pods, and what each of them is."""
+_Entry = TypeVar("_Entry", DiscoverEntry, KubernetesEntry)
 
-    entry: DiscoverEntry
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery(Generic[_Entry]):
+    """A name or a service whose addresses are pods, and what each of them is."""
+
+    entry: _Entry
     model_config: Mapping[str, object] | None = None
 
-    def pod_at(self, address: str) -> PodConfig:
-        """Return the pod at an address. Raises as `pod_config`."""
+    def pod_at(
+        self, address: str, named: Mapping[str, int] | None = None, *, drains: bool = False
+    ) -> PodConfig:
+        """Return the pod at an address; `named` are the numbers of ports that have names.
+
+        Raises as `pod_config`, and RefusalError, `invalid_value`: a port has no number.
+        """
         entry, host = self.entry, f"[{address}]" if ":" in address else address
-        events, replays = (
-            None if port is None else f"tcp://{host}:{port}"
-            for port in (entry.events_port, entry.replay_port)
+        port, events, replays = (
+            None if port is None else f"{host}:{_numbered(port, named or {})}"
+            for port in (entry.port, entry.events_port, entry.replay_port)
         )
-        url, events = f"http://{host}:{entry.port}", entry.endpoint or events
-        fields = msgspec.structs.replace(entry, url=url, endpoint=events, replay_endpoint=replays)
+        fields = msgspec.structs.replace(
+            entry,
+            url=f"http://{port}",
+            endpoint=entry.endpoint or (events and f"tcp://{events}"),
+            replay_endpoint=replays and f"tcp://{replays}",
+            drain=entry.drain or drains,
+        )
         return pod_config(fields, self.model_config, schemes=HTTP_SCHEMES)
+
+
+def _numbered(port: int | str, named: Mapping[str, int]) -> int:
+    if isinstance(port, int):
+        return port
+    if port not in named:
+        message = f"no port has the name {shortened(port)}"
+        raise RefusalError(
+            "invalid_value", message, remedy="name it in the service, or give its number"
+        )
+    return named[port]
 
 
 Stamp: TypeAlias = tuple[int, ...] | None
@@ -272,7 +325,8 @@ class FleetConfig:
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     keys: tuple[KeyEntry, ...] = ()
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
-    discovered: tuple[Discovery, ...] = ()
+    discovered: tuple[Discovery[DiscoverEntry], ...] = ()
+    watched: tuple[Discovery[KubernetesEntry], ...] = ()
 
 
 _POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")

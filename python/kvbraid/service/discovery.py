@@ -10,13 +10,12 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Final, TypeAlias
 
-from kvbraid.errors import KvbraidError, one_line
+from kvbraid.errors import one_line
 from kvbraid.ids import PodId
-from kvbraid.service.config import Discovery, FleetConfig
-from kvbraid.service.errors import as_refusal
+from kvbraid.service.config import DiscoverEntry, Discovery, FleetConfig
+from kvbraid.service.found_pods import FoundPods
 from kvbraid.service.registry import Service
 
 MOST_ADDRESSES: Final = 1024
@@ -48,9 +47,14 @@ def resolve(name: str) -> Sequence[str]:
 class FollowedName:
     """One name, and the pods that it stands for."""
 
-    def __init__(self, discovery: Discovery, service: Service, look_up: LookUp = resolve) -> None:
+    def __init__(
+        self,
+        discovery: Discovery[DiscoverEntry],
+        service: Service,
+        look_up: LookUp = resolve,
+    ) -> None:
         self._discovery = discovery
-        self._service = service
+        self._pods = FoundPods(service, _LOGGER)
         self._look_up = look_up
         self._missing: dict[str, int] = {}  # Addresses that are pods: answers without them.
 
@@ -71,26 +75,14 @@ class FollowedName:
         for address in self._missing.keys() - set(now):
             self._missing[address] += 1
             if self._missing[address] >= self._discovery.entry.misses:
-                self._try(address, partial(self._service.delete, self._pod(address)))
+                self._pods.delete(self._pod(address))
                 del self._missing[address]
 
     def _pod(self, address: str) -> PodId:
         return PodId(f"{self._discovery.entry.name}/{address}")
 
     def _add(self, address: str) -> bool:
-        pod = self._pod(address)
-        if pod in self._service.pods:
-            return False  # Somebody else has registered it.
-        return self._try(address, lambda: self._service.put(pod, self._discovery.pod_at(address)))
-
-    def _try(self, address: str, change: Callable[[], object]) -> bool:
-        try:
-            change()
-        except KvbraidError as error:
-            told = as_refusal(error).told()
-            _LOGGER.warning("%s: %s stays as it is: %s", self._discovery.entry.name, address, told)
-            return False
-        return True
+        return self._pods.put(self._pod(address), lambda: self._discovery.pod_at(address))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ here. The paths in it begin at its folder.
 """
 
 import contextlib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from kvbraid.errors import InvalidValueError, KvbraidError, one_line
+from kvbraid.errors import InvalidValueError, KvbraidError, one_line, shortened
 from kvbraid.ids import PodId
 from kvbraid.models import find_config
 from kvbraid.service.config import (
@@ -24,6 +25,7 @@ from kvbraid.service.config import (
     Discovery,
     FleetConfig,
     FleetFile,
+    KubernetesEntry,
     ModelConfig,
     PodConfig,
     PodEntry,
@@ -44,7 +46,12 @@ from kvbraid.spec_mapping import PodMapping
 _SOME_ADDRESS: Final = "192.0.2.1"
 """Of documentation. If a pod can be there, it can be at any other address."""
 
+_API: Final = re.compile(
+    r"(https://[A-Za-z0-9\[][A-Za-z0-9.:\]-]*|http://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?)"
+)
+
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
+_Found = TypeVar("_Found", DiscoverEntry, KubernetesEntry)
 
 
 def read_fleet_file(path: Path) -> FleetConfig:
@@ -106,7 +113,8 @@ class _File:
         with self._noting():
             check_keys(entry for _, entry in self._entries("keys", KeyEntry))
         self._pods = self._read_pods()
-        self._discovered = tuple(self._read_discovered())
+        self._discovered = tuple(self._read_found("discover", DiscoverEntry))
+        self._watched = tuple(self._read_found("kubernetes", KubernetesEntry))
 
     def config(self, path: Path) -> FleetConfig:
         """Return what a file says in which nothing is wrong."""
@@ -127,6 +135,7 @@ class _File:
             keys=tuple(parsed.keys),
             pods=self._pods,
             discovered=self._discovered,
+            watched=self._watched,
         )
 
     @contextlib.contextmanager
@@ -182,9 +191,9 @@ class _File:
                 pods[pod] = pod_config(entry, config, schemes=FILE_SCHEMES)
         return pods
 
-    def _read_discovered(self) -> Iterator[Discovery]:
-        for number, entry in self._entries("discover", DiscoverEntry):
-            with self._noting(f"discover[{number}] ({entry.name})"):
+    def _read_found(self, table: str, kind: type[_Found]) -> Iterator[Discovery[_Found]]:
+        for number, entry in self._entries(table, kind):
+            with self._noting(f"{table}[{number}] ({_title(entry)})"):
                 yield _sound_discovery(entry, self._folder)
 
 
@@ -201,7 +210,23 @@ def _sound_tokens(where: str, table: TokensTable) -> TokensTable:
     return table
 
 
-def _sound_discovery(entry: DiscoverEntry, folder: Path) -> Discovery:
+def _title(entry: DiscoverEntry | KubernetesEntry) -> str:
+    if isinstance(entry, DiscoverEntry):
+        return entry.name
+    return one_line(entry.service or entry.selector or "")
+
+
+def _check_watched(entry: KubernetesEntry) -> None:
+    if (entry.service is None) == (entry.selector is None):
+        raise InvalidValueError("give a service, or a selector of its EndpointSlices")
+    if not _API.fullmatch(entry.api):
+        remedy = "give https://HOST:PORT; http, where anybody reads the token, only of loopback"
+        raise InvalidValueError(f"api = {shortened(entry.api)}; {remedy}")
+
+
+def _sound_discovery(entry: _Found, folder: Path) -> Discovery[_Found]:
+    if isinstance(entry, KubernetesEntry):
+        _check_watched(entry)
     for key in ("endpoint", "replay_endpoint", "bind", "url"):
         if key == "endpoint" and entry.endpoint == ASK and entry.events_port is None:
             continue
@@ -210,13 +235,15 @@ def _sound_discovery(entry: DiscoverEntry, folder: Path) -> Discovery:
             raise InvalidValueError(f"{key} = {getattr(entry, key)!r}; {remedy}")
     try:
         discovery = Discovery(entry=entry, model_config=_config_of(entry, folder))
-        discovery.pod_at(_SOME_ADDRESS)
+        ports = (entry.port, entry.events_port, entry.replay_port)
+        named = {str(port): 1 for port in ports}
+        discovery.pod_at(_SOME_ADDRESS, named)
     except KvbraidError as error:
         raise as_refusal(error) from None
     return discovery
 
 
-def _config_of(entry: PodEntry | DiscoverEntry, folder: Path) -> ModelConfig:
+def _config_of(entry: PodEntry | DiscoverEntry | KubernetesEntry, folder: Path) -> ModelConfig:
     """Return the config that a pod's entry names, by the model's name or a path."""
     if entry.model_config is None:
         return None
@@ -249,7 +276,7 @@ def schema() -> bytes:
     roots = (FleetFile, PodMapping, SecondsTable)
     references, tables = msgspec.json.schema_components(roots, ref_template="#/$defs/{name}")
     file, topology, seconds = references
-    for entry in (PodEntry, DiscoverEntry):
+    for entry in (PodEntry, DiscoverEntry, KubernetesEntry):
         tables[entry.__name__]["properties"]["topology"]["anyOf"] = [topology, {"type": "null"}]
     tables[RouterTable.__name__]["properties"]["seconds"]["additionalProperties"] = seconds
     document = {

@@ -55,6 +55,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "console": Part("console"),
     "tokens": Part("tokens"),
     "discover": Part("discovered"),
+    "kubernetes": Part("watched"),
 }
 """The tables with keys that count at the next start. All of every other table changes at once."""
 
@@ -76,7 +77,12 @@ def merged(running: FleetConfig, new: FleetConfig) -> tuple[FleetConfig, list[st
         waiting += [f"{table}.{n}" for n in fields if stays[n] != getattr(wanted, n)]
         kept[attribute] = msgspec.structs.replace(wanted, **stays)
     old_file = running.file
-    file = msgspec.structs.replace(new.file, tokens=old_file.tokens, discover=old_file.discover)
+    file = msgspec.structs.replace(
+        new.file,
+        tokens=old_file.tokens,
+        discover=old_file.discover,
+        kubernetes=old_file.kubernetes,
+    )
     if (running.tls is None) is not (new.tls is None):  # Its files may change, but not whether.
         kept["tls"] = running.tls
         waiting.append("tls")
@@ -150,7 +156,7 @@ def shown(config: FleetConfig) -> dict[str, Any]:
         tables["server"]["token"] = MASK
     for entry in tables["keys"]:
         entry["sha256"] = MASK
-    for entry in (*tables["pods"], *tables["discover"]):
+    for entry in (*tables["pods"], *tables["discover"], *tables["kubernetes"]):
         topology = entry["topology"]
         if topology is not None:
             topology |= {name: MASK for name in _SEEDS if name in topology}

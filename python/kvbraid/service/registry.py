@@ -42,6 +42,7 @@ class Service:
     Attributes:
         in_force: The configuration that counts, for those who show it.
         asked: How pods answered that were asked where they publish.
+        watched: What was heard of the API servers of Kubernetes.
         snapshots: The files of pods, if there are any; set before the first pod is registered.
     """
 
@@ -71,6 +72,7 @@ class Service:
         self._found: dict[PodId, Followed] = {}  # Of pods that were asked where they publish.
         self._unknown: dict[PodId, str] = {}  # Why nothing is known of such a pod.
         self.asked: Counter[str] = Counter(found=0)
+        self.watched: Counter[str] = Counter(listed=0, watched=0)
         self._models: frozenset[str] = frozenset()
         self._num_ranks = 0
 

@@ -274,6 +274,10 @@ class Metrics(Collector):
                 "kvbraid_event_sources", "Questions to pods where they publish, by outcome.",
                 ["outcome"], self._service.asked,
             ),
+            _counter(
+                "kvbraid_kubernetes", "Answers of API servers and what was left out, by outcome.",
+                ["outcome"], self._service.watched,
+            ),
             unheard,
         )  # fmt: skip
         yield GaugeMetricFamily(
