@@ -3,14 +3,16 @@
 import logging
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
-from kvbraid.service.config import FleetConfig, FleetFile, IndexTable
+from kvbraid.service.config import FleetConfig, FleetFile, Followed, IndexTable
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.fleet_file import override, read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
@@ -175,10 +177,10 @@ def test_if_a_pod_is_refused_late_the_others_become_what_they_were(path: Path) -
     running = Running(path, pod("a") + pod("b"))
     before = dict(running.service.pods)
 
-    def refuse_c(name: str, followed: object) -> None:
+    def refuse_c(name: PodId, followed: Followed, progress: Sequence[Settled]) -> None:
         if name == "c":
             raise RefusalError("invalid_endpoint", "taken meanwhile")
-        FakeFeed.add(running.feed, PodId(name), followed)  # type: ignore[arg-type]
+        FakeFeed.add(running.feed, name, followed, progress)
 
     running.feed.add = refuse_c  # type: ignore[method-assign]
     running.write(pod("b", "dp_size = 2") + pod("c"))
