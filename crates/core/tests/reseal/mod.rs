@@ -22,7 +22,7 @@ pub(crate) fn text(snapshot: &[u8]) -> Range<usize> {
 }
 
 /// Gives a snapshot that was changed the length and the seal of what it is now.
-pub(crate) fn reseal(secret: [u8; 32], snapshot: &mut Vec<u8>) {
+pub(crate) fn reseal(secret: [u8; 32], snapshot: &mut [u8]) {
     let length = snapshot.len() as u64;
     snapshot[12..20].copy_from_slice(&length.to_le_bytes());
     let end = snapshot.len() - SEAL;
