@@ -177,7 +177,7 @@ def test_if_a_pod_is_refused_late_the_others_become_what_they_were(path: Path) -
     running = Running(path, pod("a") + pod("b"))
     before = dict(running.service.pods)
 
-    def refuse_c(name: PodId, followed: Followed, progress: Sequence[Settled]) -> None:
+    def refuse_c(name: PodId, followed: Followed, progress: Sequence[Settled] = (), /) -> None:
         if name == "c":
             raise RefusalError("invalid_endpoint", "taken meanwhile")
         FakeFeed.add(running.feed, name, followed, progress)
