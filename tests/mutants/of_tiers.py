@@ -1,4 +1,4 @@
-"""Bugs of tiers: where a block is taken from, where a load begins, and what may be stored."""
+"""Bugs of tiers: where a block is taken from, and what may be stored."""
 
 from typing import Final
 
@@ -20,21 +20,6 @@ OF_TIERS: Final = (
             ),
         ),
         (f"{UNIT}::test_a_tier_fills_a_gap_and_the_pool_has_what_comes_after_it",),
-    ),
-    Mutant(
-        "load-after-holes",
-        "tiers: a load begins at the hit, though the hit lacks what its end reads",
-        (
-            Edit(
-                MATCH_OVER,
-                "Some(token) if start > 0 => most = token,",
-                "Some(token) if token > start => most = token,",
-            ),
-        ),
-        (
-            "tests/differential/test_match_over.py"
-            "::test_a_hit_over_tiers_is_never_below_that_of_the_engine",
-        ),
     ),
     Mutant(
         "lost-is-findable",

@@ -153,7 +153,7 @@ def test_it_starts_empty_and_pods_come_and_go_over_http() -> None:
             "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", bind=True
         ) as publisher,
     ):
-        assert httpx.get(f"{url}/v1/pods").json() == {"pods": []}
+        assert httpx.get(f"{url}/v1/pods").json()["pods"] == []
         body = {
             "model": "m",
             "endpoint": publisher.endpoint,

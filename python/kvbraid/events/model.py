@@ -129,6 +129,8 @@ class EventBatch:
 
 def _check_tokens(name: str, tokens: tuple[TokenId, ...]) -> None:
     """Refuse integers outside 64 bits, and empty texts."""
+    if not tokens:
+        return
     with suppress(TypeError, OverflowError, ValueError):
         # There may be thousands: much faster than to look at each.
         array("Q", cast("tuple[int, ...]", tokens))

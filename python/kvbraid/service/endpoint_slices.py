@@ -67,7 +67,7 @@ class BadSliceError(Exception):
         self.name = name
 
 
-class Endpoint(NamedTuple):
+class SliceEndpoint(NamedTuple):
     """One address of a slice; `name` is the pod's, or the address. The first of several counts."""
 
     name: str
@@ -81,7 +81,7 @@ class Slice(NamedTuple):
     """One EndpointSlice, as far as it is of use."""
 
     name: str
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[SliceEndpoint, ...]
 
 
 class Change(NamedTuple):
@@ -107,7 +107,7 @@ class _List(_Object, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
-class _Event(_Object, frozen=True):
+class _WatchEvent(_Object, frozen=True):
     type: str
     object: msgspec.Raw
 
@@ -142,7 +142,7 @@ class _Endpoint(_Object, frozen=True, rename="camel"):
     target_ref: _Reference | None = None
 
 
-class _Port(_Object, frozen=True):
+class _SlicePort(_Object, frozen=True):
     name: str | None = None
     port: int | None = None
 
@@ -151,7 +151,7 @@ class _Slice(_Object, frozen=True, rename="camel"):
     metadata: _Meta
     address_type: str
     endpoints: list[_Endpoint] | None = None
-    ports: list[_Port] | None = None
+    ports: list[_SlicePort] | None = None
 
 
 _Read = TypeVar("_Read", bound=_Object)
@@ -179,7 +179,7 @@ def read_slice(raw: bytes | msgspec.Raw, port_names: Collection[str] = ()) -> Sl
         raise BadSliceError(name, one_line(str(error))) from None
 
 
-def _endpoints(found: _Slice, port_names: Collection[str]) -> Iterator[Endpoint]:
+def _endpoints(found: _Slice, port_names: Collection[str]) -> Iterator[SliceEndpoint]:
     named = {port.name: port.port for port in found.ports or () if port.name in port_names}
     ports = tuple((name, port) for name, port in named.items() if name and port)
     for each in found.endpoints or ():
@@ -191,7 +191,7 @@ def _endpoints(found: _Slice, port_names: Collection[str]) -> Iterator[Endpoint]
         name = target.name if target is not None and target.kind == "Pod" else ""
         if name and not _POD_NAME.fullmatch(name):
             raise ValueError(f"no pod can have the name {shortened(name)}")
-        yield Endpoint(
+        yield SliceEndpoint(
             name=name or str(address),
             version=address.version,
             address=str(address),
@@ -281,7 +281,7 @@ class SliceReader:
                     raise NoAnswerError("too_long", f"a change has over {MOST_LINE_BYTES} bytes")
 
     def _change(self, line: bytes) -> Change:
-        event = _decode(line, _Event)
+        event = _decode(line, _WatchEvent)
         if event.type == "ERROR":
             status = _decode(event.object, _Status)
             why: WhyNot = "expired" if status.code == _GONE else "refused"

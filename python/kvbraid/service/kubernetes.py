@@ -22,9 +22,9 @@ from kvbraid.service.endpoint_slices import (
     WATCH_S,
     BadSliceError,
     Change,
-    Endpoint,
     NoAnswerError,
     Slice,
+    SliceEndpoint,
     SliceReader,
 )
 from kvbraid.service.found_pods import FoundPods
@@ -56,8 +56,10 @@ class FollowedSlices:
         self._slices: dict[str, Slice] = {}
         self._num_endpoints = 0
         self._version = ""
-        self._applied: dict[PodId, Endpoint] = {}
-        self._failed: dict[PodId, Endpoint] = {}  # Tried again after a watch, or as they change.
+        self._applied: dict[PodId, SliceEndpoint] = {}
+        self._failed: dict[
+            PodId, SliceEndpoint
+        ] = {}  # Tried again after a watch, or as they change.
         self._refused: frozenset[str] = frozenset()
         self._num_bad = 0
         self._empty_since: float | None = None
@@ -169,9 +171,9 @@ class FollowedSlices:
         told = one_line(error.name)
         _LOGGER.warning("%s: slice %s stays as it was: %s", self._name, told, error)
 
-    def _wanted(self) -> dict[str, Endpoint]:
+    def _wanted(self) -> dict[str, SliceEndpoint]:
         """Return each pod once: at the first of its addresses, ready if every slice says so."""
-        wanted: dict[str, Endpoint] = {}
+        wanted: dict[str, SliceEndpoint] = {}
         for each in self._slices.values():
             for endpoint in each.endpoints:
                 other = wanted.get(endpoint.name, endpoint)
@@ -208,7 +210,7 @@ class FollowedSlices:
             self._counts["held"] += 1
         return time.monotonic() - self._empty_since < self._watched.entry.hold_s
 
-    def _put(self, pod: PodId, endpoint: Endpoint) -> bool:
+    def _put(self, pod: PodId, endpoint: SliceEndpoint) -> bool:
         """Register or change a pod; return False if there is no room for it."""
         if endpoint in (self._applied.get(pod), self._failed.get(pod)):
             return True
