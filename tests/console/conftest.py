@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.console.pages import Opened, chromium, demonstrating
-from tests.service.serving import serving
+from tests.service.serving import serving, until
 
 expect.set_options(timeout=15_000)  # Machines may be busy; only a failure waits so long.
 
@@ -23,9 +24,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[str]:
-    """The address of a demo whose traffic goes on."""
+    """The address of a demo whose traffic goes on, and has shown a request of two ranks whole."""
     with demonstrating() as url:
+        while not until(lambda: has_shown_one(url), bool):
+            pass  # A slow machine: the limit of a test ends this.
         yield url
+
+
+def has_shown_one(url: str) -> bool:
+    rows = httpx.get(f"{url}/v1/requests").json()["requests"]
+    return any(row["ladder"] and row["runner_up"] for row in rows)
 
 
 @pytest.fixture
