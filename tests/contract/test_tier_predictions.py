@@ -61,7 +61,7 @@ class Followed:
         return Status.OK if self.random.random() < 0.9 else self.random.choice([*Status])
 
     def begin_to_follow(self) -> None:
-        """Follow the pod from its start, so that nothing of it is known."""
+        """Follow the pod anew: the index knows nothing of it."""
         profile = EngineProfile(hash_algo=HashAlgo.SHA256, hash_seed="0")
         self.listener = Listener(self.engine.topology, profile)
 

@@ -437,17 +437,8 @@ class LadderHistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
     intervals: list[LadderInterval]
 
 
-class RecentRank(msgspec.Struct, frozen=True, kw_only=True):
+class RecentRank(PickCandidate, frozen=True, kw_only=True):
     """A rank as the decision saw it; fields as of `PickCandidate`."""
-
-    pod: str
-    dp_rank: int
-    resumable: int
-    present: int
-    running: int
-    waiting: int
-    cost: float | None
-    terms: CostTerms | None
 
 
 class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):

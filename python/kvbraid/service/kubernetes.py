@@ -31,7 +31,7 @@ from kvbraid.service.found_pods import FoundPods
 from kvbraid.service.registry import Service
 
 RETRY_S: Final = 0.5
-"""The first pause, in seconds, after which each is twice as long; half of it is left to chance."""
+"""Seconds of the first pause. Each further pause is twice as long, and half of each is random."""
 
 RETRY_MAX_S: Final = 30.0
 """The longest pause."""

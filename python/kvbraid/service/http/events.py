@@ -2,8 +2,8 @@
 
 Invariant: a topic's differences are made and encoded once, whoever listens. Nothing is queued for
 a client: one that has missed a message gets the whole state instead of what it missed, so a slow
-one costs no more than a quick one. Nothing is made while nobody listens. All of it is used on the
-event loop, except that topics look at the service on a thread.
+client costs no more than a quick one. While nobody listens, no differences are made. The event
+loop alone uses these objects, except that topics read the service on a thread.
 """
 
 import asyncio
