@@ -127,3 +127,22 @@ def test_a_hit_over_tiers_is_never_below_that_of_the_engine(
     config: CacheConfig, seed: int
 ) -> None:
     compare(config, Random(seed))
+
+
+def with_odd_chunks(config: CacheConfig) -> CacheConfig:
+    """Chunks that start inside blocks, which the engine takes for held at longer candidates."""
+    groups = config.topology.groups
+    odd = tuple(replace(g, chunk=g.chunk + 1) if g.chunk else g for g in groups)
+    return replace(config, topology=replace(config.topology, groups=odd))
+
+
+@given(
+    config=cache_configs(EngineDialect.VLLM, extras=False)
+    .filter(lambda config: any(group.chunk for group in config.topology.groups))
+    .map(with_odd_chunks),
+    seed=st.integers(0, 2**32),
+)
+def test_a_load_begins_at_a_hit_whose_chunk_the_engine_has_not_looked_at(
+    config: CacheConfig, seed: int
+) -> None:
+    compare(config, Random(seed))

@@ -129,8 +129,8 @@ class CacheTiers:
         Args:
             request: The request.
             tiers: The indexes, nearest first: pools of caches with the same groups.
-            whole_blocks: Take the boundary of the rule without hits inside blocks: for an engine
-                that ends no load there.
+            whole_blocks: Take the last boundary where blocks of all groups end: for an engine that
+                ends no load inside a block.
 
         Raises:
             UnknownError: The request is not known.
