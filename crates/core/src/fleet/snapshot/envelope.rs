@@ -18,7 +18,7 @@ use crate::secret::Secret;
 
 const MAGIC: &[u8; 8] = b"kvbsnap\n";
 /// The version that is written, and the only one that is read. Every change of what is kept is a new one.
-pub(in crate::fleet) const VERSION: u32 = 1;
+pub(in crate::fleet) const VERSION: u32 = 2;
 const HEADER: usize = 36;
 const SEAL: usize = 32;
 
