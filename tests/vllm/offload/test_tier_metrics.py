@@ -95,15 +95,11 @@ def test_what_all_ranks_see_of_one_directory_is_told_once() -> None:
     engine = str(next(NUMBERS))
     offload: Any = SimpleNamespace(counts=OffloadCounts(), num_blocks=dict)
     metrics = TierMetrics(offload, engine)
-    for number in range(2):
-        seen = {("directory_bytes", "disk"): 7 + number, ("directory_ignored", "disk"): 0}
-        metrics.take(number, {**seen, ("record_bytes", "disk"): 3})
+    for each in range(2):
+        metrics.take(each, {("directory_bytes", "disk"): 7 + each, ("record_bytes", "disk"): 3})
     metrics.tell(0.0)
-    assert shown(engine) == {
-        ("kvbraid_tier_directory_bytes", "disk"): 8,
-        ("kvbraid_tier_directory_ignored", "disk"): 0,
-        ("kvbraid_tier_record_bytes", "disk"): 6,
-    }
+    assert shown(engine)["kvbraid_tier_directory_bytes", "disk"] == 8
+    assert shown(engine)["kvbraid_tier_record_bytes", "disk"] == 6
 
 
 def test_a_rank_says_what_has_changed_and_logs_its_first_error(
