@@ -166,7 +166,7 @@ class OffloadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
 
     def reset_cache(self) -> bool:
         """Forget all that tiers hold; vLLM asks for it when weights have changed."""
-        self._decisions.offload.reset()
+        self._decisions.reset()
         return True
 
     def register_finished_partial_tail(

@@ -222,6 +222,11 @@ class SchedulerSide:
         if number is not None:
             self.offload.forget_request(number)
 
+    def reset(self) -> None:
+        """Forget all that tiers have, or are to get: `OffloadManager.reset`."""
+        self._tails.clear()
+        self.offload.reset()
+
     @property
     def is_busy(self) -> bool:
         """Whether something moves, or was not told yet, so that the engine has to go on stepping.
