@@ -5,7 +5,6 @@
   has reported yet has left garbage there.
 """
 
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from kvbraid.cache import CacheManager
@@ -23,6 +22,15 @@ class BadOutcomeError(AssertionError):
     """Something that must never happen has happened."""
 
 
+class Announced(dict[tuple[str | int | None, ...], int]):
+    """How many copies of each block events say that there are; none of what they have taken back."""
+
+    def count(self, place: tuple[str | int | None, ...], step: int) -> None:
+        self[place] = self.get(place, 0) + step
+        if not self[place]:
+            del self[place]
+
+
 class Findable:
     """What the cache of one engine finds, and what the events say that it finds."""
 
@@ -34,7 +42,7 @@ class Findable:
         unit = topology.hash_block_size or topology.groups[0].block_size
         self._hash = EngineHash(seed=cache.config.hash_seed, block_size=unit)
         self._ends: dict[bytes, tuple[int, list[list[int]]]] = {}
-        self._announced: Counter[tuple[int, int]] = Counter()
+        self._announced = Announced()
         self._seen: dict[int, tuple[int, bytes]] = {}
         self.publish: Callable[[Events], object] = lambda _: None
 
@@ -52,16 +60,15 @@ class Findable:
             assert event.group_idx is not None
             step = 1 if isinstance(event, BlockStored) else -1
             for block_hash in event.block_hashes:
-                self._announced[event.group_idx, block_hash] += step
+                self._announced.count((event.group_idx, block_hash), step)
 
     def check(self, unwritten: Container[int]) -> None:
         """Check every block that a hash finds, except those that steps in flight write."""
         cached = self.cache.debug.cached()
         found = {(g, int.from_bytes(d[-8:], "big")): len(c) for (g, d), c in cached.items()}
-        if found != {key: count for key, count in self._announced.items() if count}:
-            said = {key: count for key, count in self._announced.items() if count}
-            raise BadOutcomeError(f"events say {said}, but the cache finds {found}")
-        for (group, digest), blocks in sorted(cached.items()):
+        if found != self._announced:
+            raise BadOutcomeError(f"events say {self._announced}, but the cache finds {found}")
+        for (group, digest), blocks in cached.items():
             known = self._ends.get(digest)
             if known is None:
                 continue  # The tokens themselves are garbage; nobody else has such a prefix.

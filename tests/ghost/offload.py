@@ -1,7 +1,6 @@
 """The engine's own tiers: an `OffloadManager`, its ranks, and what is checked of them."""
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -15,7 +14,7 @@ from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import OffloadManager
 from kvbraid.transfer.tiered_loads import TieredLoads
 
-from tests.ghost.checks import BadOutcomeError, Findable
+from tests.ghost.checks import Announced, BadOutcomeError, Findable
 from tests.ghost.device import Device
 from tests.ghost.faults import Tally
 from tests.ghost.landing import EngineRanks
@@ -50,7 +49,7 @@ class Offload:
         self._begun: dict[int, Load] = {}
         self._executed = -1
         self._right: dict[tuple[str, BlockKey], list[bytes | None]] = {}
-        self._announced: Counter[tuple[str, int | None, int]] = Counter()
+        self._announced = Announced()
         if own:
             self.manager = OffloadManager(
                 cache,
@@ -140,17 +139,18 @@ class Offload:
         for event in events:
             step = 1 if isinstance(event, BlockStored) else -1
             for block_hash in event.block_hashes:
-                self._announced[event.medium, event.group_idx, block_hash] += step
-        found = Counter[tuple[str, int | None, int]]()
+                self._announced.count((event.medium, event.group_idx, block_hash), step)
+        found = Announced()
         for tier, keys in self.manager.contents().items():
             medium = "STORAGE" if tier in self.ranks.tiers else "CPU"
             for key, slot in keys.items():
-                found[medium, key.group, int.from_bytes(key.block_hash[-8:], "big")] += 1
+                place = medium, key.group, int.from_bytes(key.block_hash[-8:], "big")
+                found[place] = found.get(place, 0) + 1
                 contents = self.ranks.contents(tier, key, slot)
                 if self._right.get((tier, key)) != contents:
                     self._right[tier, key] = contents
                     self._check_copies(findable, tier, key, contents)
-        if found != +self._announced:
+        if found != self._announced:
             raise BadOutcomeError(f"events say {self._announced}, but tiers have {found}")
 
     def _check_copies(

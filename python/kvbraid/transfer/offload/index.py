@@ -4,7 +4,6 @@ Invariant: each slot has at most one key, and each key at most one slot. A slot 
 keeps its content; its key may be forgotten in the meantime. The null block is no slot.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -52,7 +51,7 @@ class Pins:
 
     def blocks(self) -> list[BlockId]:
         """Return each block as often as it is held."""
-        return sorted(Counter(self._counts).elements())
+        return [block for block, count in sorted(self._counts.items()) for _ in range(count)]
 
 
 class Taken(NamedTuple):
