@@ -50,6 +50,7 @@ class Offload:
         self._executed = -1
         self._right: dict[tuple[str, BlockKey], list[bytes | None]] = {}
         self._announced = Announced()
+        self._compared: dict[str, dict[BlockKey, BlockId]] = {}
         if own:
             self.manager = OffloadManager(
                 cache,
@@ -140,16 +141,23 @@ class Offload:
             step = 1 if isinstance(event, BlockStored) else -1
             for block_hash in event.block_hashes:
                 self._announced.count((event.medium, event.group_idx, block_hash), step)
-        found = Announced()
-        for tier, keys in self.manager.contents().items():
-            medium = "STORAGE" if tier in self.ranks.tiers else "CPU"
+        tiers = self.manager.contents()
+        if events or tiers != self._compared:
+            self._compared = tiers
+            self._check_announced(tiers)
+        for tier, keys in tiers.items():
             for key, slot in keys.items():
-                place = medium, key.group, int.from_bytes(key.block_hash[-8:], "big")
-                found[place] = found.get(place, 0) + 1
                 contents = self.ranks.contents(tier, key, slot)
                 if self._right.get((tier, key)) != contents:
                     self._right[tier, key] = contents
                     self._check_copies(findable, tier, key, contents)
+
+    def _check_announced(self, tiers: dict[str, dict[BlockKey, BlockId]]) -> None:
+        found = Announced()
+        for tier, keys in tiers.items():
+            medium = "STORAGE" if tier in self.ranks.tiers else "CPU"
+            for key in keys:
+                found.count((medium, key.group, int.from_bytes(key.block_hash[-8:], "big")), 1)
         if found != self._announced:
             raise BadOutcomeError(f"events say {self._announced}, but tiers have {found}")
 

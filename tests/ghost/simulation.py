@@ -151,7 +151,9 @@ class Simulation:
         self.engine.expected[request] = self.device.expected(life)
         self.findable.know(life, self.engine.expected[request])
         self.got[request] = []
-        self._tell("request {}: {} tokens, {} to come, {}", request, len(prompt), num_outputs, salt)
+        self._tell(
+            "request {}: {} tokens, {} to come, {}", request, len(prompt), num_outputs, salt
+        )
 
     def _has_slot(self) -> bool:
         """Whether a request that arrives now starts in the next step."""
