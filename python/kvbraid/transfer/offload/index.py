@@ -102,13 +102,13 @@ class TierIndex:
         self.pool.register(slot, key.group, key.block_hash, num_tokens)
         self.keys[slot], self._slots[key] = key, slot
 
-    def lacks(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+    def lacks(self, keys: Iterable[BlockKey]) -> set[BlockKey]:
         """Return those that the tier does not have."""
-        return [key for key in keys if key not in self._slots]
+        return {*keys}.difference(self._slots)
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used now, the last one last."""
-        self._requeue([self._slots[key] for key in keys if key in self._slots])
+        self._requeue([slot for slot in map(self._slots.get, keys) if slot is not None])
 
     def _requeue(self, slots: Sequence[BlockId]) -> None:
         """Let slots be taken last, in this order; first those that are empty."""

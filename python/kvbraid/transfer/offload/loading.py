@@ -16,7 +16,7 @@ from typing import Final
 
 from kvbraid.ids import BlockId
 from kvbraid.loads import Cause, Failures, LoadReport, Record, Target
-from kvbraid.transfer.jobs import Item, Job, Kind
+from kvbraid.transfer.jobs import Job, Kind, items_of
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.announcing import UNKNOWN
 from kvbraid.transfer.offload.lookup import Found, LoadSource
@@ -132,7 +132,7 @@ class LoadsUnderWay:
         if source.tier == self._tiers.host.name:
             part.slot = source.block_id
         elif source.tier:
-            self._promotions.want(source.key, source.tier, source.content, part)
+            self._promotions.want([(source.key, source.tier, source.content)], part)
             self._free([source])
 
     def step_ended(self, step: int) -> None:
@@ -155,7 +155,10 @@ class LoadsUnderWay:
                     self._promotions.leave(part)
                     part.not_promoted(part.source.key, part.source.tier, Status.TIMEOUT)
             for kind, parts in ((Kind.LOAD, loads), (Kind.COPY, copies)):
-                items = [self._item(part) for part in parts]
+                items = items_of(
+                    (part.source.group, part.slot or part.source.block_id, part.target, None)
+                    for part in parts
+                )
                 for job in tiers.chunked(kind, items, self):
                     load.writers[job.number] = set(range(tiers.num_ranks))
                     self._parts[job.number] = parts[: len(job.items)]
@@ -164,9 +167,6 @@ class LoadsUnderWay:
                         part.is_open = False
                     yield job
             self._end_ranks(load)
-
-    def _item(self, part: _Position) -> Item:
-        return Item(part.source.group, part.slot or part.source.block_id, part.target)
 
     # What becomes of it.
 
