@@ -12,6 +12,7 @@ a block of the pool that it has copied turns out to be garbage, that is reported
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from kvbraid.ids import BlockId
@@ -36,6 +37,8 @@ CAUSES: Final = {
 """What a status is called in a report on a load."""
 
 _NO_BLOCK: Final = BlockId(0)
+_PLACE: Final = attrgetter("group", "position")
+_BLOCK: Final = attrgetter("block_id")
 
 
 @dataclass(slots=True, eq=False)
@@ -109,16 +112,17 @@ class LoadsUnderWay:
         tiers = self._tiers
         deadline = tiers.clock() + tiers.options.load_deadline
         load = self._loads[number] = _LoadUnderWay(number, found.request, step, deadline)
-        blocks = {(target.group, target.position): target.block_id for target in targets}
-        unused = []
-        for source in found.sources:
-            target = blocks.pop((source.group, source.position), None)
-            if target is None:
-                unused.append(source)
-            else:
-                self._add(load, source, target)
-        self._free(unused)
+        blocks = dict(zip(map(_PLACE, targets), map(_BLOCK, targets), strict=True))
+        takers = [blocks.pop(place, None) for place in map(_PLACE, found.sources)]
+        load.parts += [
+            _Position(load, source, target)
+            for source, target in zip(found.sources, takers, strict=True)
+            if target is not None
+        ]
+        self._free([s for s, target in zip(found.sources, takers, strict=True) if target is None])
         tiers.counts.hits.update([found.tier_of(part.source) for part in load.parts])
+        for part in load.parts:
+            self._find_slot(part)
         for (group, position), target in blocks.items():  # Nobody has it.
             source = LoadSource(group, position, "", _NO_BLOCK, BlockKey(b"", group), UNKNOWN)
             part = _Position(load, source, target, is_open=False)
@@ -126,9 +130,8 @@ class LoadsUnderWay:
             load.failed.append((part, None, Status.MISS))
         self._end_ranks(load)
 
-    def _add(self, load: _LoadUnderWay, source: LoadSource, target: BlockId) -> None:
-        part = _Position(load, source, target)
-        load.parts.append(part)
+    def _find_slot(self, part: _Position) -> None:
+        source = part.source
         if source.tier == self._tiers.host.name:
             part.slot = source.block_id
         elif source.tier:
