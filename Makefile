@@ -232,10 +232,11 @@ coverage: .venv-wheel/installed .venv-gateway/installed ## Run the Python tests 
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel $(PYTEST) --timeout 3600 $(PYTEST_ARGS)
 
-# A run that was stopped goes on from there if nothing has changed since.
+# A run that was stopped goes on from there if nothing has changed since. Records are files in memory
+# where there is such a folder: what is tested is not the disk, and the run does not wait for it.
 soak-recovery: .venv-wheel/installed ## Let loads fail in every way, a million times (FAULTS=20000: minutes); resumable
-	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m tests.ghost.soak --faults $(FAULTS) \
-		--progress target/soak-recovery.json
+	$(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm) KVBRAID_TESTED=wheel \
+		.venv-wheel/bin/python -m tests.ghost.soak --faults $(FAULTS) --progress target/soak-recovery.json
 	$(if $(filter-out 0,$(WORLD_SECONDS)),KVBRAID_TESTED=wheel .venv-wheel/bin/python \
 		-m tests.ghost.world.run --seconds $(WORLD_SECONDS))
 
