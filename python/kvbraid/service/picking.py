@@ -7,25 +7,22 @@ outside, and nothing is kept by them longer than a booking is.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from heapq import nsmallest
-from math import isfinite
 from threading import Lock
 from typing import Final
 from uuid import uuid4
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
-from kvbraid.policy import Decision, EngineLoad, Fitted, Router, Standing, Terms
+from kvbraid.policy import Decision, EngineLoad, Fitted, Router, Standing
 from kvbraid.policy.bookings import Booking
 from kvbraid.policy.view import RankId, RankNames
 from kvbraid.service.answers import (
-    CostTerms,
     Fallback,
     FitAnswer,
     PickAnswer,
-    PickCandidate,
     PickedAnswer,
     RequestLadder,
     RequestsAnswer,
@@ -35,7 +32,7 @@ from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.ladder import Ladder
 from kvbraid.service.ports import Index
-from kvbraid.service.recent import Recent
+from kvbraid.service.recent import Recent, candidates_at, cost_terms, finite
 from kvbraid.service.requests import PickRequest, RankBody, ReportBody
 from kvbraid.service.routing import Routing
 from kvbraid.service.rungs import Delivery, Rungs, rungs_of
@@ -355,8 +352,8 @@ def _answer(
         upper=decision.upper,
         resumable=decision.resumable,
         present=view.present[place],
-        cost=_finite(decision.cost),
-        terms=_terms(terms) if terms is not None else None,
+        cost=finite(decision.cost),
+        terms=cost_terms(terms) if terms is not None else None,
         policy=decision.policy.name,
         knowledge=decision.knowledge,
         seconds=decision.origin,
@@ -364,7 +361,7 @@ def _answer(
         lifted=list(decision.lifted),
         left_out=dict(left_out),
         fallbacks=_fallbacks(decision, pods),
-        candidates=_candidates(decision) if explain else None,
+        candidates=candidates_at(decision, range(len(view))) if explain else None,
     )
 
 
@@ -384,40 +381,12 @@ def _fallbacks(decision: Decision, pods: _Pods) -> list[Fallback]:
     best = nsmallest(MOST_FALLBACKS + 1, range(len(ranks)), key=costs.__getitem__)
     others = [place for place in best if place != decision.place]
     return [
-        Fallback(pod=pod, dp_rank=dp_rank, url=_url(pod, pods), cost=_finite(costs[place]))
+        Fallback(pod=pod, dp_rank=dp_rank, url=_url(pod, pods), cost=finite(costs[place]))
         for place in others[:MOST_FALLBACKS]
         for pod, dp_rank in [ranks[place]]
     ]
 
 
-def _candidates(decision: Decision) -> list[PickCandidate]:
-    view = decision.view
-    terms: Sequence[CostTerms | None] = list(map(_terms, decision.terms()))
-    terms = terms or [None] * len(view)
-    return [
-        PickCandidate(
-            pod=pod,
-            dp_rank=dp_rank,
-            resumable=view.resumable[place],
-            present=view.present[place],
-            running=view.running[place],
-            waiting=view.waiting[place],
-            cost=_finite(decision.costs[place]),
-            terms=terms[place],
-        )
-        for place, (pod, dp_rank) in enumerate(view.ranks)
-    ]
-
-
-def _terms(terms: Terms) -> CostTerms:
-    return CostTerms(**terms._asdict())
-
-
 def _url(pod: PodId, pods: _Pods) -> str | None:
     config = pods.get(pod)  # None if the pod was removed meanwhile.
     return config.serving.url if config is not None else None
-
-
-def _finite(cost: float) -> float | None:
-    """JSON has no infinity, which is what a candidate costs that the policy leaves out."""
-    return cost if isfinite(cost) else None
