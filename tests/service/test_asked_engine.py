@@ -22,7 +22,7 @@ CHAT = b'{"messages": [{"role": "user", "content": "Hello"}], "model": "m", "see
 async def reading(behaviour: Behaviour) -> AsyncIterator[tuple[BodyReader, Engine]]:
     async with Engine(behaviour).running() as engine:
         engines = {"m": AskedEngine(engine.url + "/")}
-        reader = BodyReader(Tokenizers.of({}), lambda: {"poet": "m"}, engines)
+        reader = BodyReader(Tokenizers.of({}), {"poet": "m"}, engines)
         try:
             yield reader, engine
         finally:

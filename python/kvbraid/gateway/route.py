@@ -1,7 +1,7 @@
 """`kvbraid route`: the real index, subscriber and gateway put together and run."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,22 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     end_process()
 
 
+class _Adapters(Mapping[str, str]):
+    """The model of each adapter that pods list just now."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def __getitem__(self, name: str) -> str:
+        return self._service.adapters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._service.adapters)
+
+    def __len__(self) -> int:
+        return len(self._service.adapters)
+
+
 def reader_of(config: FleetConfig, service: Service) -> BodyReader:
     """Return the reader of prompts; adapters are those that registered pods list."""
     files = {
@@ -55,7 +71,7 @@ def reader_of(config: FleetConfig, service: Service) -> BodyReader:
         for model, table in config.tokens.items()
         if table.engine is not None
     }
-    return BodyReader(Tokenizers.of(files), lambda: service.adapters, engines)
+    return BodyReader(Tokenizers.of(files), _Adapters(service), engines)
 
 
 def _files(folder: str, table: TokensTable) -> TokenizerFiles:

@@ -30,7 +30,7 @@ def tokens() -> Tokenizers:
 
 
 def reader() -> PromptReader:
-    return BodyReader(tokens(), lambda: {"adapter": "turns", "stranger": "unknown"})
+    return BodyReader(tokens(), {"adapter": "turns", "stranger": "unknown"})
 
 
 def read(path: str, body: bytes | dict[str, Any], **headers: str) -> Prompt:
@@ -227,7 +227,7 @@ def chat(**fields: object) -> dict[str, Any]:
 def test_what_has_no_tokens_has_a_reason_and_is_counted(
     path: str, body: bytes | dict[str, Any], why: str
 ) -> None:
-    counting = BodyReader(tokens(), lambda: {"adapter": "turns", "stranger": "unknown"})
+    counting = BodyReader(tokens(), {"adapter": "turns", "stranger": "unknown"})
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     prompt = asyncio.run(counting.read(path, {}, data))
     assert (prompt.token_ids, prompt.why_no_tokens) == (None, why)

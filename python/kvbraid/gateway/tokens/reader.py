@@ -30,16 +30,16 @@ class BodyReader:
     def __init__(
         self,
         tokens: Tokenizers,
-        adapters: Callable[[], Mapping[str, str]] = dict,
+        adapters: Mapping[str, str] | None = None,
         engines: Mapping[str, AskedEngine] | None = None,
     ) -> None:
-        """Read with these tokenizers; `adapters` returns the base model of each LoRA adapter now.
+        """Read with these tokenizers; `adapters` has the base model of each LoRA adapter.
 
         Of a model in `engines`, that engine is asked instead.
         """
         self.counts: Counter[str] = Counter()
         self._tokens = tokens
-        self._adapters = adapters
+        self._adapters = {} if adapters is None else adapters
         self._engines = engines or {}
 
     async def read(self, path: str, headers: Mapping[str, str], body: bytes) -> Prompt:
@@ -49,7 +49,7 @@ class BodyReader:
         """
         asked, ids, why = await self._read(path, headers, body)
         self.counts[why or "known"] += 1
-        base = self._adapters().get(asked.model)
+        base = self._adapters.get(asked.model)
         return Prompt(
             model=asked.model if base is None else base,
             token_ids=ids,
@@ -80,7 +80,7 @@ class BodyReader:
         try:
             if ids_of is None:
                 raise NoTokensError("not_a_prompt")
-            model = self._adapters().get(asked.model, asked.model)
+            model = self._adapters.get(asked.model, asked.model)
             engine = self._engines.get(model)
             source = self._tokens if engine is None else engine.about(body, headers)
             ids = await ids_of(source, model, asked)

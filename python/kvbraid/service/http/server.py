@@ -29,7 +29,7 @@ from kvbraid.service.http.app import Application
 from kvbraid.service.http.connection import Connection
 from kvbraid.service.http.handshakes import Handshakes
 from kvbraid.service.http.protocol import ScoreProtocol
-from kvbraid.service.kubernetes import following_slices
+from kvbraid.service.kubernetes import following_tables
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
 from kvbraid.service.snapshots import saving
@@ -101,7 +101,7 @@ def following(
         with (
             following_file(service, take) as reread,
             following_names(config, service),
-            following_slices(config, service),
+            following_tables(config, service),
             asking_pods(service),
             saving(service.snapshots, service.feed, lambda: service.followed),
         ):
