@@ -60,7 +60,7 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     A pod that is silent for `silence_s` is asked for news. `ready_after_s` after its start the
     server is ready even if pods are missing. `log_level` and `log_format` say what it writes to
-    stderr.
+    stderr. With `otel`, each decision is a span of OpenTelemetry.
     `allow_hosts` are further names by which changes may call a server that listens on loopback
     and has no token, besides localhost and loopback addresses.
     `open_rights` is what needs no key. If it is left out, that is reading and explaining as long
@@ -77,6 +77,7 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ready_after_s: Annotated[float, Meta(ge=0)] = 60.0
     log_level: Level = "info"
     log_format: Format = "text"
+    otel: bool = False
 
 
 class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

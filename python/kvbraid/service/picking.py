@@ -31,7 +31,7 @@ from kvbraid.service.config import PodConfig, Serving
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.ladder import Ladder
-from kvbraid.service.ports import Index
+from kvbraid.service.ports import Index, Spans
 from kvbraid.service.recent import Recent, candidates_at, cost_terms, finite
 from kvbraid.service.requests import PickRequest, RankBody, ReportBody
 from kvbraid.service.routing import Routing
@@ -75,6 +75,8 @@ class Picking:
         reports: By event and status: `noted`, `unknown` or `refused`.
         tokens: Sums over the prompts whose `delivered` tokens were reported: `prompt`, `lower`,
             `upper`, `resumable`.
+        spans: Makes a span of each decision; None: nobody asked for that.
+        num_spans: What has become of them: `exported`, `failed` or `dropped`.
         ladder: From the prompts to what was delivered, with the reason of each gap.
         recent: The last requests, with their decisions and what became of them.
     """
@@ -103,6 +105,8 @@ class Picking:
         self.filters: Counter[tuple[str, str]] = Counter()
         self.reports: Counter[tuple[str, str]] = Counter()
         self.tokens = Counter(prompt=0, lower=0, upper=0, resumable=0, delivered=0)
+        self.spans: Spans | None = None
+        self.num_spans = Counter(exported=0, failed=0, dropped=0)
         self.ladder = Ladder(clock)
         self.recent = Recent(console)
 
@@ -160,8 +164,8 @@ class Picking:
 
     # ---- requests --------------------------------------------------------------------------
 
-    def pick(self, asked: PickRequest, pods: _Pods) -> PickAnswer:
-        """Choose a rank and book the request there.
+    def pick(self, asked: PickRequest, pods: _Pods, *, traceparent: str = "") -> PickAnswer:
+        """Choose a rank and book the request there; `traceparent` names the trace that it is of.
 
         Raises:
             UnknownError: No pod serves the model.
@@ -177,6 +181,7 @@ class Picking:
             candidates=given,
             session=fields.session,
             priority=fields.priority or 0,
+            traceparent=traceparent,
         )
         left_out = {UNKNOWN_CANDIDATE: strangers} if strangers else {}
         self._count_filters(left_out)
@@ -193,13 +198,15 @@ class Picking:
         priority: int = 0,
         num_tokens: int = 0,
         may_overfill: bool = True,
+        traceparent: str = "",
     ) -> Decision:
         """Choose a rank and book the request there, under a name of its own.
 
         `num_tokens` is about how many tokens a prompt has whose ids are not known.
         Raises as `pick`, and FullError unless it `may_overfill` a rank if all are full.
         """
-        now = self._clock()
+        spans = self.spans
+        now, began = self._clock(), spans.now() if spans is not None else 0
         decision = self._router.pick(
             name,
             request,
@@ -212,6 +219,8 @@ class Picking:
         )
         with self._lock:
             self.picks[decision.knowledge] += 1
+        if spans is not None:
+            spans.note(decision, traceparent, began)
         self.recent.note(decision, now)
         self._count_filters(decision.left_out, decision.lifted)
         return decision

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Raw
 
-from kvbraid.gateway.headers import SESSION
+from kvbraid.gateway.headers import SESSION, TRACEPARENT
 from kvbraid.gateway.prompts import NoTokensError, Prompt, WhyNoTokens, model_of
 from kvbraid.gateway.tokens.bodies import PromptBody, is_given, one_prompt, read_body
 from kvbraid.gateway.tokens.engine import AskedEngine
@@ -60,6 +60,7 @@ class BodyReader:
             lacks_usage=_lacks_usage(path, asked),
             session=headers.get(SESSION, asked.session_id),
             priority=asked.priority or 0,
+            traceparent=headers.get(TRACEPARENT, ""),
             why_no_tokens=why,
         )
 

@@ -86,7 +86,7 @@ def pick(context: Context, call: Call) -> Answer:
     service, max_tokens = context.service, context.service.limits.tokens
     asked = parse_pick_call(call.body, call.content_type, call.query, max_tokens=max_tokens)
     _check_known(service, asked.request.model, ())
-    return Answer(_encode(service.picking.pick(asked, service.pods)))
+    return Answer(_encode(service.picking.pick(asked, service.pods, traceparent=call.traceparent)))
 
 
 def pick_at_once(context: Context, call: Call) -> Answer | None:

@@ -52,7 +52,7 @@ _MOST_FILE_BYTES: Final = 64 << 10
 _GONE: Final = 410
 
 
-class Source(NamedTuple):
+class ApiSource(NamedTuple):
     """What a table asks for: the objects at a path that have some labels, and how one is read.
 
     Two sources are equal if they find the same. `read` raises BadObjectError.
@@ -127,7 +127,7 @@ class ApiServer:
         until = time.monotonic() + LIST_S
         return b"".join(self._get(path, {}, until, MOST_LINE_BYTES, _PATIENCE_S))
 
-    def read_all(self, source: Source) -> tuple[str, list[EndpointSet | BadObjectError]]:
+    def read_all(self, source: ApiSource) -> tuple[str, list[EndpointSet | BadObjectError]]:
         """Return the version of the list, and every object in it, or why it cannot be read.
 
         Raises:
@@ -150,7 +150,7 @@ class ApiServer:
                 return page.metadata.resource_version, objects
             asked["continue"] = page.metadata.continue_
 
-    def watch(self, source: Source, version: str, seconds: float) -> Iterator[Change]:
+    def watch(self, source: ApiSource, version: str, seconds: float) -> Iterator[Change]:
         """Yield what changes after a version, until the server ends the watch, or for `seconds`.
 
         Raises:
@@ -219,7 +219,7 @@ class ApiServer:
         return text
 
 
-def _change(source: Source, line: bytes) -> Change:
+def _change(source: ApiSource, line: bytes) -> Change:
     event = decode(line, _WatchEvent)
     if event.type == "ERROR":
         status = decode(event.object, _Status)

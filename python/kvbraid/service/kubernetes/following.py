@@ -19,7 +19,7 @@ from kvbraid.errors import counted, one_line
 from kvbraid.ids import PodId
 from kvbraid.service.config import Discovery, FleetConfig, KubernetesEntry, PodConfig
 from kvbraid.service.found_pods import FoundPods
-from kvbraid.service.kubernetes.api_server import WATCH_S, ApiServer, Change, Source
+from kvbraid.service.kubernetes.api_server import WATCH_S, ApiServer, ApiSource, Change
 from kvbraid.service.kubernetes.objects import (
     BadObjectError,
     EndpointSet,
@@ -63,7 +63,7 @@ class FollowedTable:
         entry = watched.entry
         self._name = entry.service or entry.selector or entry.pods or entry.pool
         self._namespace = entry.namespace or ""
-        self._source: Source | None = None
+        self._source: ApiSource | None = None
         self._found: dict[str, EndpointSet] = {}
         self._num_endpoints = 0
         self._version = ""

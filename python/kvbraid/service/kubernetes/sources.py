@@ -5,14 +5,14 @@ watch at the latest. Everything else stands in the table.
 """
 
 from kvbraid.service.config import KubernetesEntry
-from kvbraid.service.kubernetes.api_server import ApiServer, Source
+from kvbraid.service.kubernetes.api_server import ApiServer, ApiSource
 from kvbraid.service.kubernetes.endpoint_slices import read_slice
 from kvbraid.service.kubernetes.inference_pool import read_pool
 from kvbraid.service.kubernetes.labelled_pods import read_pod
 from kvbraid.service.kubernetes.objects import WantedPorts
 
 
-def source_of(entry: KubernetesEntry, server: ApiServer) -> Source:
+def source_of(entry: KubernetesEntry, server: ApiServer) -> ApiSource:
     """Return what a table asks for.
 
     Raises:
@@ -25,9 +25,9 @@ def source_of(entry: KubernetesEntry, server: ApiServer) -> Source:
     if entry.pool is not None:
         kind = f"/apis/inference.networking.k8s.io/v1/{space}/inferencepools"
         pool = read_pool(server.read_one(f"{kind}/{entry.pool}"))
-        return Source(pods, pool.selector, wanted._replace(targets=pool.target_ports), read_pod)
+        return ApiSource(pods, pool.selector, wanted._replace(targets=pool.target_ports), read_pod)
     if entry.pods is not None:
-        return Source(pods, entry.pods, wanted, read_pod)
+        return ApiSource(pods, entry.pods, wanted, read_pod)
     slices = f"/apis/discovery.k8s.io/v1/{space}/endpointslices"
     selector = entry.selector or f"kubernetes.io/service-name={entry.service}"
-    return Source(slices, selector, wanted, read_slice)
+    return ApiSource(slices, selector, wanted, read_slice)
