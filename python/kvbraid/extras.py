@@ -1,9 +1,8 @@
-"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `torch`, and `transfer`.
+"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `otel`, `torch`, `transfer`.
 
-The base install is only the library. Code that needs an extra calls `require_serve`,
-`require_route`, `require_envoy`, `require_torch` or `require_transfer` first, so a user reads what
-to install instead of the name of a missing module. kvbraid is in no package registry: what is told
-installs it from its source.
+The base install is only the library. Code that needs an extra calls `require_serve`, or the
+function of another extra, first. So a user reads what to install instead of the name of a missing
+module. kvbraid is in no package registry: what is told installs it from its source.
 """
 
 from collections.abc import Iterable
@@ -27,6 +26,9 @@ ROUTE: Final = ("aiohttp", "jinja2", "tokenizers", "yarl")
 
 ENVOY: Final = ("grpc", "google.protobuf")
 """The modules that `envoy` has besides those of `route`."""
+
+OTEL: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+"""The modules of the extra `otel`."""
 
 
 def remedy(extra: str) -> str:
@@ -59,6 +61,15 @@ def require_envoy(who: str) -> None:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
     _require(who, "envoy", (*SERVE, *ROUTE, *ENVOY))
+
+
+def require_otel(who: str) -> None:
+    """Check that the extra `otel` is installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "otel", OTEL)
 
 
 def require_torch(who: str, *names: str) -> None:

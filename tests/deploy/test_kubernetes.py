@@ -1,8 +1,5 @@
 """deploy/kubernetes: manifests that are valid, agree with each other, and start what answers."""
 
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +12,16 @@ from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
 
 from tests.deploy.commands import started
+from tests.deploy.manifests import (
+    VERSIONS,
+    built,
+    needs_kubectl,
+    needs_validate,
+    validate,
+)
 from tests.service.serving import MAIN, ROOT
 
 FOLDER: Final = ROOT / "deploy" / "kubernetes"
-KUBECTL: Final = shutil.which("kubectl")
-VALIDATE: Final = shutil.which(
-    "kubernetes-validate",
-    path=f"{ROOT / '.venv-gateway' / 'bin'}:{os.environ.get('PATH', '')}",
-)
-VERSIONS: Final = ("1.30.0", "1.37.0")
-"""The first that has the hook `sleep`, and the last whose schemas there are."""
-
 KUSTOMIZATION: Final[dict[str, Any]] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 FILES: Final[list[str]] = KUSTOMIZATION["resources"]
 OBJECTS: Final[dict[str, dict[str, Any]]] = {
@@ -37,20 +33,6 @@ POD: Final[dict[str, Any]] = OBJECTS["Deployment"]["spec"]["template"]
 (CONTAINER,) = POD["spec"]["containers"]
 MOUNTED: Final = "/etc/kvbraid/fleet.toml"
 UNITS: Final = {"Gi": 1 << 30, "Mi": 1 << 20}
-
-needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="needs kubectl")
-needs_validate = pytest.mark.skipif(VALIDATE is None, reason="needs kubernetes-validate")
-
-
-def validate(*paths: Path, version: str) -> str:
-    """Return what is wrong."""
-    assert VALIDATE is not None
-    options = ("--strict", "--no-warn", "--quiet", "-k", version)
-    done = subprocess.run(
-        [VALIDATE, *options, *paths], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert bool(done.returncode) == bool(done.stdout + done.stderr)
-    return done.stdout + done.stderr
 
 
 @needs_validate
@@ -68,9 +50,7 @@ def test_a_field_that_does_not_exist_is_found(tmp_path: Path) -> None:
 
 @needs_kubectl
 def test_the_base_is_built_with_the_configuration_under_the_name_that_is_mounted() -> None:
-    assert KUBECTL is not None
-    built = subprocess.check_output([KUBECTL, "kustomize", FOLDER], text=True, timeout=120)
-    objects = {each["kind"]: each for each in yaml.safe_load_all(built)}
+    objects = built(FOLDER)
     assert objects.keys() == {*OBJECTS, "ConfigMap"}
     namespace = KUSTOMIZATION["namespace"]
     assert {each["metadata"]["namespace"] for each in objects.values()} == {namespace}

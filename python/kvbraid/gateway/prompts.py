@@ -50,7 +50,8 @@ class Prompt(NamedTuple):
 
     `model` is the name that pods are registered with, and empty if the request names none.
     `token_ids` is a buffer of uint32 or uint64. `priority` is vLLM's: the smaller is the more
-    urgent. A stream `lacks_usage` that could say it and was not asked to.
+    urgent. `traceparent` names the trace that it is of. A stream `lacks_usage` that could say it
+    and was not asked to.
     """
 
     model: str = ""
@@ -62,6 +63,7 @@ class Prompt(NamedTuple):
     lacks_usage: bool = False
     session: str | None = None
     priority: int = 0
+    traceparent: str = ""
     why_no_tokens: WhyNoTokens = ""
 
 

@@ -22,11 +22,13 @@ Two wings that do not know each other, on one common ground. In reading order:
     ladder      the sums of that, per model; `ladder_history` has them by time
     strips      what pods hold of a prompt, as a drawing
     recent      the last requests: why their ranks were chosen, and what became of them
+    tracing     decisions as spans of OpenTelemetry, with the extra `otel`
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
-    found_pods  pods that a source has found: `discovery` by a name, and `kubernetes` by the
-                `endpoint_slices` of a service
+    pod_checks  a pod as it is written, or was found at an address, to its configuration
+    found_pods  pods that a source has found: `discovery` by a name, and `kubernetes/` by what an
+                API server lists
     snapshots   what the index knows of each pod, in files
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher

@@ -437,10 +437,6 @@ class LadderHistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
     intervals: list[LadderInterval]
 
 
-class RecentRank(PickCandidate, frozen=True, kw_only=True):
-    """A rank as the decision saw it; fields as of `PickCandidate`."""
-
-
 class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One of the last requests: why its rank was chosen, and what has become of it.
 
@@ -454,8 +450,8 @@ class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):
     changed_s: float
     model: str
     num_tokens: int
-    chosen: RecentRank
-    runner_up: RecentRank | None
+    chosen: PickCandidate
+    runner_up: PickCandidate | None
     num_candidates: int
     state: PodState
     lower: int

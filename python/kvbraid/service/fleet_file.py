@@ -20,24 +20,28 @@ from kvbraid.ids import PodId
 from kvbraid.models import find_config
 from kvbraid.service.config import (
     ASK,
-    FILE_SCHEMES,
     DiscoverEntry,
     Discovery,
     FleetConfig,
     FleetFile,
     KubernetesEntry,
-    ModelConfig,
     PodConfig,
     PodEntry,
     ServerOptions,
     Stamp,
-    check_url,
-    pod_config,
-    pod_id,
 )
 from kvbraid.service.decoding import describe, every_fault
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.keys import KeyEntry, check_keys
+from kvbraid.service.pod_checks import (
+    FILE_SCHEMES,
+    ModelConfig,
+    PodPlace,
+    check_url,
+    pod_at,
+    pod_config,
+    pod_id,
+)
 from kvbraid.service.prompting import TokensTable, beside
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable, read_routing
 from kvbraid.service.tls import Tls, TlsTable, read_tls
@@ -213,12 +217,18 @@ def _sound_tokens(where: str, table: TokensTable) -> TokensTable:
 def _title(entry: DiscoverEntry | KubernetesEntry) -> str:
     if isinstance(entry, DiscoverEntry):
         return entry.name
-    return one_line(entry.service or entry.selector or "")
+    return one_line(entry.service or entry.selector or entry.pods or entry.pool or "")
 
 
 def _check_watched(entry: KubernetesEntry) -> None:
-    if (entry.service is None) == (entry.selector is None):
-        raise InvalidValueError("give a service, or a selector of its EndpointSlices")
+    if [entry.service, entry.selector, entry.pods, entry.pool].count(None) != 3:
+        remedy = "a service, a selector of its EndpointSlices, pods by a selector, or a pool"
+        raise InvalidValueError(f"give one of these: {remedy}")
+    if entry.pool is not None and entry.port is not None:
+        remedy = "give no port: the pool has target ports of its own"
+        raise InvalidValueError(f"port = {entry.port!r}; {remedy}")
+    if entry.pool is None and entry.port is None:
+        raise InvalidValueError("give a port, to which requests go")
     if not _API.fullmatch(entry.api):
         remedy = "give https://HOST:PORT; http, where anybody reads the token, only of loopback"
         raise InvalidValueError(f"api = {shortened(entry.api)}; {remedy}")
@@ -236,8 +246,8 @@ def _sound_discovery(entry: _Found, folder: Path) -> Discovery[_Found]:
     try:
         discovery = Discovery(entry=entry, model_config=_config_of(entry, folder))
         ports = (entry.port, entry.events_port, entry.replay_port)
-        named = {str(port): 1 for port in ports}
-        discovery.pod_at(_SOME_ADDRESS, named)
+        named = tuple((str(port), 1) for port in ports)
+        pod_at(discovery, PodPlace(_SOME_ADDRESS, named, target_port=1))
     except KvbraidError as error:
         raise as_refusal(error) from None
     return discovery

@@ -52,7 +52,8 @@ def pick_serve(config: FleetConfig, *, announce: Callable[[str, str], None]) -> 
     Raises as `run_server`, and InvalidValueError for a model's files that are missing or wrong, or
     an address that cannot be listened on.
     """
-    reader = reader_of(config)
+    service = new_service(config)
+    reader = reader_of(config, service)
     apps: list[PickApplication] = []
 
     def application(service: Service, access: Access) -> PickApplication:
@@ -62,7 +63,7 @@ def pick_serve(config: FleetConfig, *, announce: Callable[[str, str], None]) -> 
 
     run_server(
         config,
-        new_service(config),
+        service,
         announce=lambda url: announce(url, apps[0].grpc.address),
         application=application,
     )

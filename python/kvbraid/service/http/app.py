@@ -149,6 +149,7 @@ class Endpoint:
             scope["query_string"],
             pod,
             given.get(b"if-none-match", b""),
+            given.get(b"traceparent", b"").decode("latin-1"),
         )
 
     async def _read_body(self, receive: Receive, body: bytearray) -> None:

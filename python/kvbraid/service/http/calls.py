@@ -30,6 +30,7 @@ class Call:
     query: bytes = b""
     pod: str = ""
     if_none_match: bytes = b""
+    traceparent: str = ""
 
 
 class Answer(NamedTuple):

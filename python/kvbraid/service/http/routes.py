@@ -15,7 +15,7 @@ from kvbraid.errors import UnknownError, shortened
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service import answers
-from kvbraid.service.config import HTTP_SCHEMES, PodBody, pod_config, pod_id
+from kvbraid.service.config import PodBody
 from kvbraid.service.decoding import decode_body
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.calls import Answer, Call, Context
@@ -23,6 +23,7 @@ from kvbraid.service.http.metrics import CONTENT_TYPE
 from kvbraid.service.http.pages import FILES, File, file_answer
 from kvbraid.service.http.query import OCTET_STREAM, parse_call, parse_pick_call, parse_query
 from kvbraid.service.keys import Right
+from kvbraid.service.pod_checks import HTTP_SCHEMES, pod_config, pod_id
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import (
     EventsQuery,
@@ -85,7 +86,7 @@ def pick(context: Context, call: Call) -> Answer:
     service, max_tokens = context.service, context.service.limits.tokens
     asked = parse_pick_call(call.body, call.content_type, call.query, max_tokens=max_tokens)
     _check_known(service, asked.request.model, ())
-    return Answer(_encode(service.picking.pick(asked, service.pods)))
+    return Answer(_encode(service.picking.pick(asked, service.pods, traceparent=call.traceparent)))
 
 
 def pick_at_once(context: Context, call: Call) -> Answer | None:
