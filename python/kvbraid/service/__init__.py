@@ -3,6 +3,7 @@
 Two wings that do not know each other, on one common ground. In reading order:
 
     config      what an operator writes, with `weights` of tiers and `decoding` of JSON
+    indexing    the `[index]` table
     routing     the `[router]` table: policy, coefficients, how long bookings count
     forwarding  the `[gateway]` table, which `kvbraid.gateway` reads
     prompting   the `[tokens]` tables, which it reads too
@@ -27,7 +28,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
     found_pods  pods that a source has found: `discovery` by a name, and `kubernetes` by the
                 `endpoint_slices` of a service
-    snapshots   what the index knows of each pod, in files
+    snapshots   what the index knows of each pod, in files, or from a running `neighbour`
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
-    Channel, ChannelId, ChannelKey, Channels, Counts, LimboId, NOWHERE, Slot, SlotId, Slots,
+    ChannelId, ChannelKey, Channels, Counts, LimboId, NOWHERE, Slot, SlotId, Slots,
     Whereabouts, decode, encode,
 };
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::{NodeId, Nodes, Place};
-use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
+use crate::fleet::presence::planes::{Column, Planes};
 use crate::fleet::presence::sharing::Sharing;
 use crate::fleet::snapshot::bytes::{Reader, put_small};
 use crate::prefix::is_key;
@@ -392,24 +392,11 @@ impl Channels {
             if channels.find(key).is_some() || channels.len() >= usize::from(u16::MAX) {
                 return None;
             }
-            let plane = planes.find_or_create(PlaneKey {
-                group: key.group,
-                partial: key.partial,
-                tier: key.tier,
-                doubted: key.doubted,
-                word,
-            });
-            channels.add(Channel {
-                key,
-                plane,
-                has_placeholders: false,
-            });
+            channels.add(key, planes, word);
         }
         for &channel in placeholders {
-            channels
-                .all
-                .get_mut(usize::from(channel.0))?
-                .has_placeholders = true;
+            let channel = channels.all.get_mut(usize::from(channel.0))?;
+            channel.has_placeholders = true;
         }
         Some(channels)
     }
