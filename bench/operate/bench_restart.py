@@ -27,7 +27,7 @@ from kvbraid.sim.fleet.processes import free_port
 from bench.fleet.ours import pod_name
 from bench.fleet.service import answers, wait_until
 from bench.fleet.streams import NUM_PODS, Mix
-from bench.harness.measure import Row, Sample, Target
+from bench.harness.measure import Row, Sample, Target, before_others
 
 NUM_BLOCKS: Final = int(os.environ.get("KVBRAID_BENCH_BLOCKS", "10_000_000"))
 SINCE: Final = NUM_BLOCKS // 100
@@ -133,7 +133,8 @@ def restart(*, is_warm: bool) -> Iterator[Sample]:
         folder = made.folder / "warm"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(made.folder / "saved", folder)
-        seconds, num_blocks = made.start('snapshots = "warm"' if is_warm else "")
+        with before_others():
+            seconds, num_blocks = made.start('snapshots = "warm"' if is_warm else "")
         assert num_blocks == known(), (num_blocks, known())
         return seconds
 
