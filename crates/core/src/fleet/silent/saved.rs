@@ -243,7 +243,6 @@ impl SavedPages {
         let mut before = PageBefore::default();
         for id in (0..num_pages).map(PageId) {
             let page = pages.read(id, known, &mut before, reader)?;
-            let page = page.unwrap_or(FREE);
             pages.table.push(page);
         }
         for id in 0..pages.table.len() {
@@ -276,10 +275,10 @@ impl Pages {
         (slots, places): (&Slots, &PlacesRead),
         before: &mut PageBefore,
         reader: &mut Reader<'_>,
-    ) -> Option<Option<PageNode>> {
+    ) -> Option<PageNode> {
         let tag = reader.byte()?;
         if tag == 0 {
-            return Some(None);
+            return Some(FREE);
         }
         let slot = match tag & (NEXT_SLOT | OF_SLOT) {
             0 => None,
@@ -310,14 +309,14 @@ impl Pages {
         if let Some(key) = key {
             (self.by_key.as_mut()?.insert(key, id).is_none()).then_some(())?;
         }
-        (is_sound && is_first).then_some(Some(PageNode {
+        (is_sound && is_first).then_some(PageNode {
             hash,
             parent,
             depth,
             num_children: 0,
             is_held: tag & HELD != 0,
             key,
-        }))
+        })
     }
 
     /// Whether free indices are those without a page, each once, and no page is there for nothing.
