@@ -46,6 +46,7 @@ RIGHT_OF: Final[dict[tuple[str, str], Right | None]] = {
     ("GET", "/v1/pods"): "read",
     ("PUT", "/v1/pods/{id}"): "change",
     ("DELETE", "/v1/pods/{id}"): "change",
+    ("GET", "/v1/pods/{id}/snapshot"): "snapshot",
     ("GET", "/v1/config"): "read",
     ("GET", "/v1/models"): "read",
     ("GET", "/healthz"): None,

@@ -3,6 +3,7 @@
 Two wings that do not know each other, on one common ground. In reading order:
 
     config      what an operator writes, with `weights` of tiers and `decoding` of JSON
+    indexing    the `[index]` table
     routing     the `[router]` table: policy, coefficients, how long bookings count
     forwarding  the `[gateway]` table, which `kvbraid.gateway` reads
     prompting   the `[tokens]` tables, which it reads too
@@ -29,7 +30,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     pod_checks  a pod as it is written, or was found at an address, to its configuration
     found_pods  pods that a source has found: `discovery` by a name, and `kubernetes/` by what an
                 API server lists
-    snapshots   what the index knows of each pod, in files
+    snapshots   what the index knows of each pod, in files, or from a running `neighbour`
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client

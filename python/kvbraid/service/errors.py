@@ -62,6 +62,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "not_decided": ErrorKind(503, "send it again, or raise envoy.decide_s in fleet.toml"),
     "not_following": ErrorKind(503, "it restarts by itself; the server's log says what failed"),
     "not_ready": ErrorKind(503, "wait for the pods named, at most server.ready_after_s seconds"),
+    "not_settled": ErrorKind(503, "ask again in a moment; GET /v1/pods has the state of the pod"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
     "too_many_connections": ErrorKind(503, "close some, or raise limits.connections"),

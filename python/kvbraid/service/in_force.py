@@ -152,8 +152,9 @@ def shown(config: FleetConfig) -> dict[str, Any]:
     )
     tables: dict[str, Any] = msgspec.to_builtins(file)
     assert set(tables) == set(FleetFile.__struct_fields__)
-    if tables["server"]["token"] is not None:
-        tables["server"]["token"] = MASK
+    for table, key in (("server", "token"), ("index", "neighbour_key")):
+        if tables[table][key] is not None:
+            tables[table][key] = MASK
     for entry in tables["keys"]:
         entry["sha256"] = MASK
     for entry in (*tables["pods"], *tables["discover"], *tables["kubernetes"]):

@@ -123,6 +123,20 @@ def list_pods(context: Context, call: Call) -> Answer:
     return Answer(_encode(context.service.pods_answer()))
 
 
+def pod_snapshot(context: Context, call: Call) -> Answer:
+    """All that is known of a pod, sealed, for a server that starts and has the same secret."""
+    service, pod = context.service, PodId(call.pod)
+    if pod not in service.followed:
+        raise RefusalError("unknown_pod", f"pod {shortened(pod)} is not followed")
+    if service.snapshots is None:
+        remedy = "set index.snapshots in its fleet.toml"
+        raise RefusalError("not_found", "this server keeps no snapshots", remedy=remedy)
+    saved = service.snapshots.give(pod, service.feed)
+    if saved is None:
+        raise RefusalError("not_settled", f"batches of pod {shortened(pod)} keep waiting")
+    return Answer(saved, content_type=OCTET_STREAM.decode())
+
+
 def list_requests(context: Context, call: Call) -> Answer:
     """The last requests that a rank was chosen for: why there, and what became of them."""
     del call
@@ -262,6 +276,7 @@ _OF_RIGHTS: Final[Mapping[Right | None, tuple[str, ...]]] = {
     "explain": _KEY_ERRORS,
     "route": _CHANGE_ERRORS,
     "change": _CHANGE_ERRORS,
+    "snapshot": _CHANGE_ERRORS,
 }
 """The codes of refusals by what a caller may do."""
 
@@ -384,6 +399,11 @@ ROUTES: Final = (
         method="DELETE", path="/v1/pods/{id}", right="change", handler=delete_pod,
         at_once=never_at_once,
         answers={200: answers.PodChange}, errors=("unknown_pod",),
+    ),
+    Route(
+        method="GET", path="/v1/pods/{id}/snapshot", right="snapshot", handler=pod_snapshot,
+        at_once=never_at_once,
+        answers={200: None}, errors=("unknown_pod", "not_found", "not_settled"),
     ),
     Route(
         method="GET", path="/v1/config", right="read", handler=show_config, at_once=never_at_once,
