@@ -13,7 +13,7 @@ import httpx
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 MAIN = "from kvbraid.cli import main; main()"
-PAGES = ("fleet", "requests", "explain", "ladder")
+PAGES = ("fleet", "requests", "explain", "ladder", "policy", "config")
 GROUPS = {
     "groups": [
         {"kind": "full_attention", "block_size": 16},

@@ -19,6 +19,8 @@ FRAME = """
     - link "Requests"
     - link "Explain"
     - link "Ladder"
+    - link "Policy"
+    - link "Config"
   - paragraph:
     - status: Live
 - main
@@ -172,7 +174,7 @@ def test_the_ladder_is_drawn_and_its_table_has_the_sums(opened: Opened, demo: st
       const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
       let green = 0;
       for (let at = 0; at < data.length; at += 4)
-        green += data[at] === 47 && data[at + 1] === 125 && data[at + 2] === 79;
+        green += data[at] === 58 && data[at + 1] === 147 && data[at + 2] === 96;
       return green;
     }"""
     assert until(lambda: int(page.evaluate(coloured)), lambda green: green > 50) > 50

@@ -43,3 +43,15 @@ export const bounds = (lower, upper) =>
 export const isLoss = ({ gap, reason }) => gap !== "above" && reason !== "never_seen" && reason !== "end_of_prompt";
 
 export const words = (name) => name.replaceAll("_", " ");
+
+// The terms of a cost, and what each is (docs/routing.md).
+export const TERMS = {
+  wait: "wait for requests sent from here",
+  others: "wait for requests of others",
+  prefill: "its prefill",
+  loading: "loading from slower tiers",
+  decoding: "requests that decode meanwhile",
+  potential: "what is present may become resumable",
+  displacement: "work that delays and displaces others",
+  queue: "work in this queue",
+};

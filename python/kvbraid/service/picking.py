@@ -30,6 +30,7 @@ from kvbraid.service.answers import (
     RequestLadder,
     RequestsAnswer,
 )
+from kvbraid.service.coefficients import PolicyAnswer, policy_answer
 from kvbraid.service.config import PodConfig, Serving
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
@@ -286,6 +287,10 @@ class Picking:
         """Return what the router has counted besides picks and reports."""
         counted = self._router.counts()
         return {kind: counted.get(kind, 0) for kind in _COUNTED}
+
+    def policy_answer(self) -> PolicyAnswer:
+        """Return the rule and the coefficients that count, as GET /v1/policy has them."""
+        return policy_answer(self._router)
 
     def recent_answer(self) -> RequestsAnswer:
         """Return the last requests as GET /v1/requests has them."""
