@@ -2,10 +2,12 @@
 
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,6 +80,18 @@ class Opened:
     def close(self) -> None:
         for context in self._contexts:
             context.close()
+
+
+def quiet_port() -> int:
+    """Return a free port that the system gives to no connection as its own end.
+
+    A page that asks a server which is gone could be given any other one, and connect to itself.
+    """
+    for port in Random().sample(range(20_000, 30_000), 100):  # noqa: S311 - any of them will do
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("100 ports are in use")
 
 
 def put(url: str, pod: str, **fields: object) -> None:

@@ -100,7 +100,7 @@ function pod(row) {
     <div class="heading"><h3>${rank(row)} ${state(row.state)}</h3><p><b>${bounds(row.lower, row.upper)}</b> of ${tokens(told.num_tokens)} reusable</p></div>
     ${row.groups.length ? html`<div class="strips">${row.groups.map((group) => strip(row, group))}</div>` : html`<p class="dim">Its groups are not known yet: no event has told them.</p>`}
     ${row.reason ? html`<p>Why it is a bound: ${long(row.reason)}</p>` : nothing}
-    <p>${more(row)}</p>
+    <p>${further(row)}</p>
   </article>`;
 }
 
@@ -137,7 +137,7 @@ function runs(cells) {
   return found;
 }
 
-function more(row) {
+function further(row) {
   const lacks = row.missing;
   if (!lacks) return row.limiting ? html`The prefix ends at ${tokens(row.limiting.boundary)}.` : dim(`No group ends the prefix${row.lower === row.upper ? ": only the end of the prompt does" : ""}.`);
   const blocks = lacks.spans.map(([from, to]) => `${count(from)} to ${count(to)}`).join(", ");
