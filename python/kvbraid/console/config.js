@@ -14,7 +14,7 @@ export function view() {
   return html`
     ${refused ? html`<div class="banner" role="alert">The file was refused ${since(refused.at)}, and nothing of it counts: <b>${long(refused.error)}</b></div>` : nothing}
     ${cards(
-      ["In force", since(live.config.since), "since it was read"],
+      ["In force since", since(live.config.since), "when it was read"],
       ["File", file ? name(file) : "none", file ? "and the flags of the command line" : "flags and defaults count"],
       ["Waiting", counted(waiting.length, "key"), waiting.length ? `${waiting.join(", ")}: at the next start` : "for the next start"],
     )}

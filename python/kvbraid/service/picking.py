@@ -374,7 +374,7 @@ def _answer(
 
 
 def _fit(fitted: Fitted) -> FitAnswer:
-    seconds, num_samples = fitted
+    seconds, num_samples, _ = fitted
     return FitAnswer(
         num_samples=num_samples,
         fixed=seconds.fixed,
