@@ -26,6 +26,7 @@ NUM_PODS = int(os.environ.get("KVBRAID_BENCH_PODS", "500"))
 SECONDS = float(os.environ.get("KVBRAID_BENCH_SECONDS", "10"))
 REQUESTS_PER_S = 200
 MAIN = "from kvbraid.cli import main; main()"
+QUIET = '[server]\nlog_level = "warning"\n'
 POD = """
 [[pods]]
 id = "pod-{}"
@@ -100,7 +101,7 @@ def running() -> Iterator[Running]:
     """Start a server, and traffic to it."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "fleet.toml")
-        config.write_text("".join(map(POD.format, range(NUM_PODS))))
+        config.write_text(QUIET + "".join(map(POD.format, range(NUM_PODS))))
         command = [sys.executable, "-c", MAIN, "serve", "--port", "0", "--config", str(config)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -186,13 +187,14 @@ def of_page(path: str) -> Side:
     return side
 
 
+CROWD = f"{NUM_PODS} pods, {REQUESTS_PER_S} requests/s"
 LACKS = "" if BROWSER and importlib.util.find_spec("playwright") else "chromium: apt install it"
 
 ROWS = (
     *(
         Row(
             name=f"console_idle_{page}",
-            question=f"{NUM_PODS} pods, {REQUESTS_PER_S} requests/s, the page {page} is open: the server",
+            question=f"{CROWD}, the page {page} is open: the server",
             unit="cores more than without",
             ours=of_server(topics),
             beside={"traffic alone, cores": traffic},
@@ -204,7 +206,7 @@ ROWS = (
     *(
         Row(
             name=f"console_task_{page}",
-            question=f"{NUM_PODS} pods, {REQUESTS_PER_S} requests/s, the page {page}: its longest task",
+            question=f"{CROWD}, the page {page}: its longest task",
             unit="ms, 0 below 50",
             ours=of_page(page),
             target=Target(ours=50),

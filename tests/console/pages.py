@@ -87,7 +87,7 @@ def quiet_port() -> int:
 
     A page that asks a server which is gone could be given any other one, and connect to itself.
     """
-    for port in Random().sample(range(20_000, 30_000), 100):  # noqa: S311 - any of them will do
+    for port in Random().sample(range(20_000, 30_000), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -1,4 +1,4 @@
-"""GET /v1/policy: the rule and coefficients that count, and how well fitted ones tell the truth."""
+"""GET /v1/policy: the rule and coefficients that count, and how far fitted ones are off."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 from kvbraid.policy import RouterOptions, Seconds
 from kvbraid.policy.fitting import LEAST
 from kvbraid.service.http.events import TOPICS
-from kvbraid.service.routing import Routing, RouterTable, read_routing
+from kvbraid.service.routing import RouterTable, Routing, read_routing
 
 from tests.service.picks import Fleet, fleet_of
 

@@ -6,7 +6,7 @@ reading order:
     index.html      what every page begins with
     style.css       how all of it looks
     main.js         which page a path shows, and the frame around it
-    stream.js       GET /v1/events: differences in, a state out; it has the key, where one is needed
+    stream.js       GET /v1/events: differences in, a state out; the key, where one is needed
     format.js       numbers with their units and ages
     parts.js        what pages share: tables, states, bars, empty places
     fleet.js        pods by model and state
