@@ -8,7 +8,7 @@ import { live, redraw } from "./stream.js";
 export const topics = ["pods"];
 
 const ORDER = Object.keys(STATES);
-const PORTION = 100; // Rows that are drawn until more are asked for.
+const PORTION = 50; // Rows that are drawn until more are asked for.
 const open = new Set();
 
 const keyOf = (row) => `${row.dp_rank} ${row.pod}`;

@@ -1,6 +1,7 @@
 // Numbers as people read them: each with its unit. Nothing here knows the page.
 
-export const count = (n) => n.toLocaleString("en-US");
+// Whole numbers in groups of three; a browser's own way would first load its data of all languages.
+export const count = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
 
 export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 

@@ -68,11 +68,7 @@ async function open() {
   const mine = (reading = new AbortController());
   live.refused = null;
   changed();
-  try {
-    await read(await request(`/v1/events?topics=${topics}`, { signal: mine.signal }));
-  } catch {
-    // Whatever it was, it is asked again; what a key is needed for is in `refused`.
-  }
+  await request(`/v1/events?topics=${topics}`, { signal: mine.signal }).then(read).catch(() => {}); // It is asked again.
   if (reading === mine) lose();
 }
 
