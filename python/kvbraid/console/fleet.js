@@ -100,7 +100,6 @@ const details = (row) => html`<tr class="details"><td colspan=${COLUMNS.length}>
     ${fact("Last warning", row.problem ? html`${long(row.problem.text)} ${dim(words(row.problem.event), ", ", ago(row.problem.at_s))}` : "none")}
     ${fact("Events from", row.endpoint ? html`${name(row.endpoint)}${missed(row)}` : "nowhere")}
     ${fact("Requests to", row.url ? name(row.url) : "no url is registered")}
-    ${fact("Batches applied", count(row.messages))}
     ${fact("Hashes placed by", counts(row.placed, "none yet"))}
     ${fact("Refused and noted", counts(row.refused, "nothing"))}
     ${fact("Groups, and their blocks held", row.groups.length ? html`<ul>${row.groups.map(group)}</ul>` : "not known until the first event")}

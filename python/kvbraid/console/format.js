@@ -1,6 +1,6 @@
 // Numbers as people read them: each with its unit. Nothing here knows the page.
 
-// Whole numbers in groups of three; a browser's own way would first load its data of all languages.
+// Whole numbers in groups of three, without the data of all languages that a browser would load.
 export const count = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
 
 export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
