@@ -1,13 +1,17 @@
 """Every page against a demo with traffic: what it says, to eyes and to screen readers."""
 
+import json
 import re
+import signal
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.pages import PAGES, Opened
-from tests.service.serving import until
+from tests.service.serving import ONE_POD, serving, until
+from tests.unit.gateway.model_folders import TURNS, write_model
 
 FRAME = """
 - link "Skip to the page"
@@ -154,15 +158,77 @@ def test_explain_draws_the_strips_of_a_kept_request(opened: Opened, demo: str) -
 def test_explain_takes_a_prompt_and_says_what_is_wrong_with_it(opened: Opened, demo: str) -> None:
     page = opened(f"{demo}/explain")
     expect(page.get_by_text("Nothing is explained yet.")).to_be_visible()
-    page.get_by_label("Model").fill("gpt-oss-sim")
-    page.get_by_label("Token ids").fill("[1, 2, 3]")
-    page.get_by_role("button", name="Explain", exact=True).click()
+    explain(page, "gpt-oss-sim", "[1, 2, 3]")
     expect(page.get_by_role("heading", name="gpt-oss-sim, 3 tokens")).to_be_visible()
     expect(page.get_by_role("article")).to_have_count(2)
     opened.may_fail = True  # The browser's console tells of the 404.
     page.get_by_label("Model").fill("none")
     page.get_by_role("button", name="Explain", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("no registered pod serves model 'none'")
+
+
+def explain(page: Page, model: str, prompt: str) -> None:
+    page.get_by_label("Model").fill(model)
+    page.get_by_label("Token ids").fill(prompt)
+    page.get_by_role("button", name="Explain", exact=True).click()
+
+
+def test_explain_takes_a_text_where_the_server_makes_token_ids(
+    opened: Opened, server: str, tmp_path: Path
+) -> None:
+    text, chat = "Who <b>holds</b> 1, 2, 3?", '[{"role": "user", "content": "Who holds it?"}]'
+    config = tmp_path / "route.toml"
+    pod = ONE_POD.format(folder=tmp_path, url="http://127.0.0.1:9")
+    config.write_text(f'{pod}\n[tokens.m]\nfolder = "{write_model(tmp_path / "m", TURNS)}"\n')
+    with serving("--config", str(config), name="route") as (_, url):
+        page = opened(f"{url}/explain")
+        for prompt in ({"prompt": text}, {"messages": json.loads(chat)}):
+            body = {"model": "m", **prompt}
+            num_tokens = httpx.post(f"{url}/v1/tokens", json=body).json()["num_tokens"]
+            explain(page, "m", text if "prompt" in prompt else chat)
+            heading = page.get_by_role("heading", name=f"m, {num_tokens} tokens")
+            expect(heading).to_be_visible()
+    opened.may_fail = True  # The browser's console tells of the 404.
+    page = opened(f"{server}/explain")
+    explain(page, "m", text)
+    expect(page.get_by_role("alert")).to_contain_text("this server makes no token ids of prompts")
+
+
+def test_the_policy_says_what_terms_weigh_and_what_prompts_cost(opened: Opened, demo: str) -> None:
+    page = opened(f"{demo}/policy")
+    for card in ("Potential 0.5", "Displacement 0.5"):
+        label, value = card.split()
+        expect(page.locator(".card", has_text=label).get_by_role("definition")).to_contain_text(
+            value
+        )
+    terms = page.get_by_role("table").first
+    expect(
+        terms.get_by_role("row", name=re.compile("^prefill its prefill .* m?s"))
+    ).to_be_visible()
+    row = page.get_by_role("table").nth(1).get_by_role("row", name=re.compile("^gpt-oss-sim"))
+    expect(row).to_contain_text("default12.0 ms62.5 ms2.1 ms579 ms")
+    expect(row).to_contain_text("not fitted")
+
+
+def test_the_configuration_in_force_and_the_last_refused_one(
+    opened: Opened, tmp_path: Path
+) -> None:
+    config = tmp_path / "fleet.toml"
+    config.write_text("[console]\nrequests = 77\n")
+    with serving("--config", str(config)) as (process, url):
+        page = opened(f"{url}/config")
+        page.get_by_text("[console]").click()
+        expect(page.get_by_text("requests = 77")).to_be_visible()
+        config.write_text("[console]\nrequests = 78\n\n[router]\nqueue = -1\n")
+        process.send_signal(signal.SIGHUP)
+        expect(page.get_by_role("alert")).to_contain_text(
+            re.compile("The file was refused.*queue")
+        )
+        expect(page.get_by_text("requests = 77")).to_be_visible()
+        config.write_text("[console]\nrequests = 78\n")
+        process.send_signal(signal.SIGHUP)
+        expect(page.get_by_text("console.requests: at the next start")).to_be_visible()
+        expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_the_ladder_is_drawn_and_its_table_has_the_sums(opened: Opened, demo: str) -> None:
