@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,7 +68,8 @@ class Running:
         while not self._over.is_set():
             number = self._num_requests
             name = f"r{number}"
-            body = {"model": "model", "token_ids": [*range(64), number], "request_id": name}
+            token_ids = [*range(64), number]
+            body = {"model": "model", "token_ids": token_ids, "request_id": name}
             post(connection, "/v1/pick", body)
             for event in ("first_token", "end"):
                 post(connection, "/v1/picked", {"pick": name, "event": event})
@@ -92,7 +93,7 @@ class Running:
         return (cpu_us_of_process(self.pid) - cpu) / 1e6 / took
 
 
-def post(connection: HTTPConnection, path: str, body: dict[str, object]) -> None:
+def post(connection: HTTPConnection, path: str, body: Mapping[str, object]) -> None:
     """Send a body, and read the answer."""
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()

@@ -22,6 +22,14 @@ GROUPS = {
         {"kind": "sliding_window", "block_size": 16, "window": 32},
     ]
 }
+POD = """
+[[pods]]
+id = "pod-{}"
+model = "m{}"
+[[pods.topology.groups]]
+kind = "full_attention"
+block_size = 16
+"""
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 

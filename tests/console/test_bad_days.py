@@ -12,7 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import Error, Page, Route, expect
 
-from tests.console.pages import MAIN, PAGES, Opened, end, pick, put, quiet_port
+from tests.console.pages import MAIN, PAGES, POD, Opened, end, pick, put, quiet_port
 from tests.service.serving import serving, until
 
 EMPTY = {
@@ -122,16 +122,6 @@ def test_a_hidden_page_asks_nothing_and_goes_on_when_it_is_seen(
     hide(page, False)
     expect(page.get_by_role("button", name="b", exact=True)).to_be_visible()
     assert len(asked) == 1
-
-
-POD = """
-[[pods]]
-id = "pod-{}"
-model = "m{}"
-[[pods.topology.groups]]
-kind = "full_attention"
-block_size = 16
-"""
 
 
 @pytest.fixture

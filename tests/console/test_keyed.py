@@ -11,8 +11,7 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.console.pages import Opened
-from tests.console.test_bad_days import POD
+from tests.console.pages import POD, Opened
 from tests.service.serving import serving
 
 KEYS = {

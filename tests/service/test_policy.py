@@ -78,4 +78,4 @@ def test_a_stream_tells_an_answer_once(fleet: Fleet) -> None:
     fleet.service.picking.route_by(replace(ROUTING, seconds={"m": replace(GIVEN, fixed=0.5)}))
     told = topic.advance()["answer"]
     assert told == fleet.service.picking.policy_answer()
-    assert told.models[0].fixed == 0.5  # type: ignore[attr-defined]
+    assert told.models[0].fixed == 0.5

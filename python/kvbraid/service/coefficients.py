@@ -59,16 +59,14 @@ def policy_answer(router: Router) -> PolicyAnswer:
     """Return what counts now."""
     policy = router.policy
     costs = policy.options if isinstance(policy, CostRule) else None
+    displacement = None if costs is None else costs.displacement
     return PolicyAnswer(
         policy=policy.name,
-        potential=costs and costs.potential,
-        displacement=costs and costs.displacement,
-        queue=costs and costs.queue,
+        potential=None if costs is None else costs.potential,
+        displacement=displacement,
+        queue=None if costs is None else costs.queue,
         slack=policy.slack,
-        models=[
-            _row(model, used, costs and costs.displacement)
-            for model, used in router.in_use().items()
-        ],
+        models=[_row(*each, displacement) for each in router.in_use().items()],
     )
 
 
