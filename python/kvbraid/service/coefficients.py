@@ -45,7 +45,7 @@ class CoefficientsRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of GET /v1/policy; the four coefficients are null with a policy of others."""
+    """Answer of GET /v1/policy; the first three coefficients are null with a policy of others."""
 
     policy: str
     potential: float | None
