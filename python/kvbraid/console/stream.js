@@ -42,7 +42,7 @@ export const silenceS = () => (performance.now() - heardMs) / 1000;
 // The server's clock, as far as it is known; it goes on when nothing is heard, so ages grow.
 export const now = () => nowS + silenceS();
 
-export const isStale = () => live.hasData && live.status !== "hidden" && silenceS() > STALE_S;
+export const isStale = () => live.hasData && !live.refused && live.status !== "hidden" && silenceS() > STALE_S;
 
 export const key = () => sessionStorage.getItem(KEY);
 
