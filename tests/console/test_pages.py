@@ -61,6 +61,7 @@ def test_the_fleet_shows_pods_by_model_with_units_and_ages(opened: Opened, demo:
       - columnheader "Blocks"
       - columnheader "Index memory"
       - columnheader "Last events"
+      - columnheader "Event lag"
       - columnheader "Placed"
       - columnheader "Refused"
   - rowgroup:
@@ -78,6 +79,7 @@ def test_the_fleet_shows_pods_by_model_with_units_and_ages(opened: Opened, demo:
     expect(row.locator('[data-label="Last events"]')).to_have_text(
         re.compile(r"^(now|\d+ (s|min) ago) batch \d+")
     )
+    expect(row.locator('[data-label="Event lag"]')).to_have_text(re.compile(r"^[\d.]+ (µs|ms|s)$"))
 
 
 def test_details_of_a_pod_open_and_stay_open(opened: Opened, demo: str) -> None:
