@@ -79,7 +79,7 @@ MAKEFLAGS += --jobs=2 --output-sync=target
 unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
-ci: dist/built lint test fuzz test-torch test-otel test-bare ## Everything that must pass before a change lands
+ci: dist/built lint test test-console fuzz test-torch test-otel test-bare ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 

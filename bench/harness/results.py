@@ -34,7 +34,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "fire": _INDEX,
     "fleet": (*_INDEX, "python/kvbraid/service"),
     "layout": ("python/kvbraid/layout", "python/kvbraid/models"),
-    "operate": (*_INDEX, "python/kvbraid/service"),
+    "operate": (*_INDEX, "python/kvbraid/console", "python/kvbraid/service"),
     "recovery": (*_CACHE, "crates/core/src/recovery", "python/kvbraid/recovery"),
     "retention": _CACHE,
     "router": (

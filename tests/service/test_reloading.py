@@ -141,14 +141,14 @@ def test_a_wrong_file_changes_nothing_and_a_right_one_is_taken_later(
     [line] = warnings.messages
     assert line.startswith("nothing is changed: ")
     assert told in line
-    answer = running.in_force.answer([])
+    answer = running.in_force.answer()
     assert answer.refused is not None
     assert line == f"nothing is changed: {answer.refused.error}"
     assert running.in_force.reloads == {"ok": 0, "failed": 1}
     assert running.taken == []
     running.write(pod("b"))
     assert running.pods == ["b"]
-    assert running.in_force.answer([]).refused is None
+    assert running.in_force.answer().refused is None
 
 
 def test_a_file_that_is_gone_changes_nothing(
@@ -276,7 +276,7 @@ def test_what_is_shown_is_what_counts_without_secrets(path: Path) -> None:
     )
     running = Running(path, text)
     running.write(text.replace("tokens = 5", "tokens = 6\npods = 9"))
-    answer = running.in_force.answer([])
+    answer = running.in_force.answer()
     assert answer.config["server"]["token"] == MASK
     assert answer.config["server"]["port"] == 1
     assert answer.config["limits"] | {"tokens": 6, "pods": 1024} == answer.config["limits"]

@@ -24,6 +24,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     strips      what pods hold of a prompt, as a drawing
     recent      the last requests: why their ranks were chosen, and what became of them
     tracing     decisions as spans of OpenTelemetry, with the extra `otel`
+    coefficients  the rule that chooses, and what counts for each model
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew

@@ -48,6 +48,9 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "unknown_request": ErrorKind(
         404, "GET /v1/requests lists what is kept; console.prompts in fleet.toml keeps prompts"
     ),
+    "no_token_ids": ErrorKind(
+        404, "send token_ids, or give the model [tokens.MODEL] in the fleet.toml of kvbraid route"
+    ),
     "method_not_allowed": ErrorKind(405, "GET /openapi.json lists the methods of every route"),
     "request_timeout": ErrorKind(408, "send faster, or raise limits.request_s in fleet.toml"),
     "too_many_pods": ErrorKind(409, "remove a pod, or raise limits.pods in fleet.toml"),

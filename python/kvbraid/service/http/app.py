@@ -18,7 +18,7 @@ from anyio.to_thread import run_sync
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.http.access import Access, Rules
-from kvbraid.service.http.calls import Answer, Call, Context
+from kvbraid.service.http.calls import Answer, Call, Context, TokenIds
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.events import Changes, pass_on
 from kvbraid.service.http.metrics import Metrics
@@ -234,15 +234,22 @@ async def _send_part(send: Send, part: bytes) -> None:
 class Application:
     """The ASGI application of a service whose feed is started and closed elsewhere.
 
-    `routes` are those that it has. `score` is the endpoint of SCORE_PATH, for a server that can
+    `routes` are those that it has. `token_ids` makes token ids of prompts, if anything does.
+    `score` is the endpoint of SCORE_PATH, for a server that can
     reach it directly; None if that is no route.
     """
 
     def __init__(
-        self, service: Service, *, access: Access | None = None, routes: Sequence[Route] = ROUTES
+        self,
+        service: Service,
+        *,
+        access: Access | None = None,
+        routes: Sequence[Route] = ROUTES,
+        token_ids: TokenIds | None = None,
     ) -> None:
         self.connection_limits = ConnectionLimits(service.limits)
         access = access or Access()
+        service.in_force.keys = access.rows
         self.metrics = Metrics(service, self.connection_limits, access)
         self.events = Changes(service)
         context = Context(
@@ -252,6 +259,7 @@ class Application:
             document(routes),
             self.connection_limits,
             self.events,
+            token_ids,
         )
         self._requests = self.metrics.requests
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
