@@ -3,7 +3,7 @@
 The replicas are simulated hybrids. They say where they publish, and Ray's router is kvbraid's.
 """
 
-from random import Random
+from random import SystemRandom
 from typing import Any
 
 import ray
@@ -49,12 +49,13 @@ class Engine:
 
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    handle, chance = serve.run(Engine.bind()), Random(1)
+    handle, chance = serve.run(Engine.bind()), SystemRandom()
     prompts = [[chance.randrange(50_000) for _ in range(600)] for _ in range(4)]
     for turn in range(3):
         for number, prompt in enumerate(prompts):
             predicted, reused = handle.remote({"prompt": prompt}).result()
-            print(f"turn {turn} of {number}: {predicted} of {len(prompt)} predicted, {reused} reused")
+            told = f"{predicted} of {len(prompt)} tokens predicted, {reused} reused"
+            print(f"prompt {number}, turn {turn}: {told}")
             prompt += [chance.randrange(50_000) for _ in range(200)]
     serve.shutdown()
     ray.shutdown()

@@ -1,102 +1,29 @@
 """A cluster on this machine: replicas come and die under load, and predictions come true."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import ray
-from kvbraid.sim.fleet.workload import WorkRequest, shared_prefix_workload
 from ray import serve
-from ray.exceptions import RayActorError
-from ray.serve.handle import DeploymentHandle
 
-from tests.ray.engines import PRESET, TRIES, application
+from tests.ray.fleet import PATIENCE_S, RayFleet, until, workload
 
-PATIENCE_S: Final = 120.0
 pytestmark = pytest.mark.timeout(900)
 
 
-def body(work: WorkRequest) -> dict[str, Any]:
-    return {"prompt": list(work.prompt), "outputs": list(work.outputs)}
-
-
-def workload(num: int, seed: int) -> list[dict[str, Any]]:
-    return [body(work) for work in islice(shared_prefix_workload([PRESET.model], seed=seed), num)]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it has not come to be"
-        time.sleep(0.02)
-
-
-class Fleet:
-    """The application in its cluster, as a client has it."""
-
-    def __init__(self) -> None:
-        self.handle: DeploymentHandle = serve.run(application(replicas=3))
-
-    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return an answer; an ingress that dies is asked no more, and another one is."""
-        for tried in range(TRIES):
-            try:
-                answer: dict[str, Any] = self.handle.remote(asked).result(timeout_s=PATIENCE_S)
-            except RayActorError:
-                time.sleep(0.05 * tried)
-            else:
-                return answer
-        raise AssertionError(f"no ingress answered in {TRIES} tries")
-
-    def states(self, prompt: list[int] | None = None) -> list[dict[str, Any]]:
-        """Return what each ingress knows."""
-        found = self.handle.broadcast("state", prompt or [1]).results(timeout_s=PATIENCE_S)
-        return sorted(found, key=lambda state: str(state["ingress"]))
-
-    def run(self, replicas: int, work_s: float = 0.0) -> None:
-        """Have so many engines, all of which both ingresses follow."""
-        self.handle = serve.run(application(replicas=replicas, work_s=work_s))
-        until(lambda: self.is_followed(replicas))
-
-    def is_followed(self, replicas: int) -> bool:
-        states = self.states()
-        return len(states) == 2 and all(
-            state["counts"]["replicas_events"] == len(state["feeds"]) == replicas
-            for state in states
-        )
-
-    def settle(self, last: dict[str, int]) -> None:
-        """Wait until both ingresses have applied what was published last."""
-        until(
-            lambda: all(
-                (state["feeds"].get(pod) if state["feeds"].get(pod) is not None else -1) >= seq
-                for state in self.states()
-                for pod, seq in last.items()
-            )
-        )
-
-    def kill(self, deployment: str) -> str:
-        """Kill a replica, and return the name of its actor."""
-        actors = ray.util.list_named_actors(all_namespaces=True)
-        found = next(a for a in actors if f"#{deployment}#" in a["name"])
-        ray.kill(ray.get_actor(**found))
-        return str(found["name"])
-
-
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
+def fleet() -> Iterator[RayFleet]:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
-        yield Fleet()
-        serve.shutdown()
+        yield RayFleet()
     finally:
+        serve.shutdown()
         ray.shutdown()
 
 
-def compare(fleet: Fleet, num: int, seed: int) -> list[dict[str, Any]]:
+def compare(fleet: RayFleet, num: int, seed: int) -> list[dict[str, Any]]:
     """Send prompts one at a time; each is reused as predicted, and both ingresses agree."""
     answers, last = [], dict[str, int]()
     for asked in workload(num, seed):
@@ -111,7 +38,7 @@ def compare(fleet: Fleet, num: int, seed: int) -> list[dict[str, Any]]:
     return answers
 
 
-def test_predictions_come_true_and_both_ingresses_agree(fleet: Fleet) -> None:
+def test_predictions_come_true_and_both_ingresses_agree(fleet: RayFleet) -> None:
     fleet.run(3)
     answers = compare(fleet, 60, seed=1)
     assert sum(answer["reused"] for answer in answers) > 10_000
@@ -120,7 +47,9 @@ def test_predictions_come_true_and_both_ingresses_agree(fleet: Fleet) -> None:
     until(lambda: all(state["booked"] == 0 for state in fleet.states()))
 
 
-def test_a_replica_is_added_and_one_killed_under_load_and_no_request_is_lost(fleet: Fleet) -> None:
+def test_a_replica_is_added_and_one_killed_under_load_and_no_request_is_lost(
+    fleet: RayFleet,
+) -> None:
     fleet.run(3)
     with ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(fleet.ask, each) for each in workload(120, seed=2)]
@@ -134,7 +63,7 @@ def test_a_replica_is_added_and_one_killed_under_load_and_no_request_is_lost(fle
     compare(fleet, 10, seed=3)
 
 
-def test_an_ingress_is_killed_and_the_next_one_knows_the_same(fleet: Fleet) -> None:
+def test_an_ingress_is_killed_and_the_next_one_knows_the_same(fleet: RayFleet) -> None:
     fleet.run(3)
     before = {state["ingress"] for state in fleet.states()}
     with ThreadPoolExecutor(8) as clients:
@@ -148,7 +77,7 @@ def test_an_ingress_is_killed_and_the_next_one_knows_the_same(fleet: Fleet) -> N
     compare(fleet, 10, seed=4)
 
 
-def test_the_calls_of_one_request_are_all_answered(fleet: Fleet) -> None:
+def test_the_calls_of_one_request_are_all_answered(fleet: RayFleet) -> None:
     fleet.run(3)
     bodies = workload(8, seed=5)
     answers = fleet.handle.fan_out.remote(bodies).result(timeout_s=PATIENCE_S)
@@ -156,7 +85,7 @@ def test_the_calls_of_one_request_are_all_answered(fleet: Fleet) -> None:
     until(lambda: all(state["booked"] == 0 for state in fleet.states()))
 
 
-def test_what_is_only_picked_does_not_stay_booked(fleet: Fleet) -> None:
+def test_what_is_only_picked_does_not_stay_booked(fleet: RayFleet) -> None:
     fleet.run(3)
     for asked in workload(30, seed=6):
         assert fleet.handle.pick.remote(asked).result(timeout_s=PATIENCE_S)

@@ -35,7 +35,7 @@ def test_the_class_survives_the_way_in_which_ray_copies_it() -> None:
 
 
 def test_arguments_are_refused_where_a_deployment_is_written() -> None:
-    with pytest.raises(InvalidValueError, match="did you mean model?"):
+    with pytest.raises(InvalidValueError, match=r"did you mean model\?"):
         router_config(modle="m")
     with pytest.raises(InvalidValueError, match="topology"):
         router_config(pod={"topology": {"groups": [{"kind": "none"}]}})

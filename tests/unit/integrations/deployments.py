@@ -91,16 +91,21 @@ class Deployment:
 
     def store(self, pod: str, tokens: range) -> None:
         """Let a replica publish that it holds a prompt."""
-        hashes = tuple(1 + tokens[0] + block for block in range(len(tokens) // 16))
-        event = BlockStored(
-            block_hashes=hashes,
-            parent_block_hash=None,
-            token_ids=tuple(tokens),
-            block_size=16,
-            group_idx=0,
-        )
-        assert self.index.apply(PodId(pod), encode_batch([event])).refused == 0
+        assert self.index.apply(PodId(pod), stored(tokens)).refused == 0
 
 
-def call(number: int = 0, tokens: range = range(1600), **fields: Any) -> HandleCall:
-    return HandleCall(call_id=f"call{number}", args=({"prompt": list(tokens)},), **fields)
+def stored(tokens: range) -> bytes:
+    """Return what an engine publishes once it holds a prompt."""
+    event = BlockStored(
+        block_hashes=tuple(1 + tokens[0] + block for block in range(len(tokens) // 16)),
+        parent_block_hash=None,
+        token_ids=tuple(tokens),
+        block_size=16,
+        group_idx=0,
+    )
+    return encode_batch([event])
+
+
+def call(number: int = 0, tokens: range = range(1600), session: str | None = None) -> HandleCall:
+    body = {"prompt": list(tokens)}
+    return HandleCall(call_id=f"call{number}", args=(body,), session=session)

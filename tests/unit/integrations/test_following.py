@@ -45,7 +45,9 @@ def test_each_problem_is_logged_once_and_counted(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, logger="kvbraid.ray"):
         for running in range(3):
             stats = {"kvbraid": {"running": running}}
-            fleet.chooser.follow([facts("a", said={"endpoint": "ipc:///x"}, stats=stats), facts("b")])
+            fleet.chooser.follow(
+                [facts("a", said={"endpoint": "ipc:///x"}, stats=stats), facts("b")]
+            )
     assert [record.getMessage() for record in caplog.records] == [
         "replica a: endpoint = 'ipc:///x'; give tcp://HOST:PORT; other transports: fleet.toml"
     ]

@@ -1,4 +1,4 @@
-"""Calls and their replicas: booked once, released by whoever tells, and never without an answer."""
+"""Calls and their replicas: booked once, released by whoever tells, and always answered."""
 
 import asyncio
 from array import array
@@ -190,7 +190,9 @@ class Completion:
     ],
     ids=str,
 )
-def test_ids_are_read_however_they_are_handed_over(args: tuple[Any, ...], kwargs: Any) -> None:
+def test_ids_are_read_however_they_are_handed_over(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     fleet = Deployment()
     asked = HandleCall("call", args, kwargs)
     ask(fleet, asked)
@@ -234,5 +236,6 @@ def test_the_fields_of_a_body_that_separate_caches_count() -> None:
     asked = HandleCall("call", (body,), adapter="lora")
     ask(fleet, asked)
     assert asked.request is not None
-    assert (asked.request.model, asked.request.cache_salt, asked.request.lora) == ("m", "s", "lora")
+    request = asked.request
+    assert (request.model, request.cache_salt, request.lora) == ("m", "s", "lora")
     assert (asked.priority, asked.session) == (3, "x")

@@ -1,7 +1,6 @@
 """What replicas say of themselves: read, or refused by name; never believed in part."""
 
 import re
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -36,7 +35,8 @@ def test_a_replica_says_what_a_pod_says_over_http() -> None:
     assert (read.knowledge, read.problem) == ("events", "")
     config = read.config
     assert (config.model, config.endpoint, config.dp_size) == ("m", "tcp://10.0.0.1:5557", 2)
-    assert config.topology is not None and len(config.topology.groups) == 1
+    assert config.topology is not None
+    assert len(config.topology.groups) == 1
     assert config.engine.hash_seed == "0"
 
 
@@ -96,7 +96,8 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_a_pod_without_events(
 def test_a_replica_that_says_nothing_is_a_pod_without_events() -> None:
     read = read_pod(facts("r", said=None), OPTIONS)
     assert (read.knowledge, read.config) == ("missing", without_events(OPTIONS))
-    assert read.config.topology is not None and len(read.config.topology.groups) == 1
+    assert read.config.topology is not None
+    assert len(read.config.topology.groups) == 1
 
 
 ANYTHING = st.recursive(
@@ -110,7 +111,7 @@ FIELDS = st.sampled_from(["endpoint", "replay_endpoint", "model", "topology", "d
 @given(said=ANYTHING | st.dictionaries(FIELDS, ANYTHING), ray=ANYTHING, load=ANYTHING)
 @example(said={"endpoint": "tcp://h:1", "topology": {"groups": []}}, ray=None, load=None)
 @example(said=None, ray={"endpoint": "tcp://h:99999999999999999999"}, load={"running": True})
-def test_whatever_a_replica_says_it_is_a_pod(said: Any, ray: Any, load: Any) -> None:
+def test_whatever_a_replica_says_it_is_a_pod(said: object, ray: object, load: object) -> None:
     told = ReplicaFacts(PodId("r"), {METADATA: said}, {RAY_LLM: ray, METADATA: load})
     read = read_pod(told, OPTIONS)
     assert bool(read.problem) == (read.knowledge != "events")

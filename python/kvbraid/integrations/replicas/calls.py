@@ -69,7 +69,7 @@ class Calls:
     def completed(self, call_id: str, pod: PodId, now: float) -> bool:
         """End a call of this id at this replica; say whether there was one.
 
-        A replica that rejected a call also has completed it, and it may be booked elsewhere by then.
+        A replica that has rejected a call completes it, too; it may be booked elsewhere by then.
         """
         names = self._names.get(call_id, ())
         name = next((name for name in names if self._pod(name) == pod), None)

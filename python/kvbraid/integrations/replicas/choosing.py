@@ -1,9 +1,9 @@
 """One call to its replica: the prompt is read, the router decides, and Ray gets its ranks.
 
 Invariant: what is decided is what `kvbraid.policy.Router` decides for the same requests, times and
-reports. A call is booked once however often Ray asks about it, and whatever fails here, Ray gets
-replicas to try: it never answers a call for which its router raises. Everything but the events runs
-on one event loop. The clock is passed in.
+reports. A call is booked once however often Ray asks about it. Whatever fails here, Ray gets
+replicas to try, because it never answers a call for which its router raises. All but the events
+runs on one event loop. The clock is passed in.
 """
 
 import logging
@@ -22,10 +22,10 @@ from kvbraid.gateway.prompts import PromptReader
 from kvbraid.gateway.route import reader_of
 from kvbraid.ids import PodId
 from kvbraid.integrations.replicas.calls import Calls
+from kvbraid.integrations.replicas.following import EventFeed, Replicas
 from kvbraid.integrations.replicas.metadata import ReplicaFacts
 from kvbraid.integrations.replicas.options import DeploymentOptions
 from kvbraid.integrations.replicas.prompts import read_prompt
-from kvbraid.integrations.replicas.following import EventFeed, Replicas
 from kvbraid.policy import Decision, EngineLoad, Router
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.feeds.subscriber import Subscriber

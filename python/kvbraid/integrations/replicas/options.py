@@ -64,8 +64,8 @@ def read_options(kwargs: Mapping[str, object], *, deployment: str) -> Deployment
         raise InvalidValueError(f"request_router_kwargs: {error}") from None
     if given.index.snapshots is not None:
         raise InvalidValueError(
-            f"request_router_kwargs: index.snapshots is {given.index.snapshots!r}, and each process "
-            "has an index of its own; remove it: replicas replay what they have published"
+            f"request_router_kwargs: index.snapshots is {given.index.snapshots!r}, and each "
+            "process has its own index; remove it: replicas replay what they have published"
         )
     model = given.model or deployment
     tokens = {} if given.tokens is None else {model: given.tokens}

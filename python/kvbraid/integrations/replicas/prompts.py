@@ -19,7 +19,7 @@ from kvbraid.gateway.choosing import BYTES_PER_TOKEN
 from kvbraid.gateway.prompts import Prompt, PromptReader, WhyNoTokens
 from kvbraid.gateway.tokens.reader import MOST_IDS
 
-TOKEN_IDS: Final = "request_token_ids"
+IDS_ARGUMENT: Final = "request_token_ids"
 """The keyword argument under which Ray Serve LLM hands over the ids of a prompt."""
 
 _BODY_FIELDS: Final = {
@@ -41,7 +41,7 @@ async def read_prompt(
     args: Sequence[Any], kwargs: Mapping[str, Any], reader: PromptReader, model: str
 ) -> CallPrompt:
     """Return the prompt of a call, for the model that its deployment serves."""
-    given = kwargs.get(TOKEN_IDS)
+    given = kwargs.get(IDS_ARGUMENT)
     if given is None:
         given = args[0] if args else kwargs
     if _is_ids(given):
