@@ -1,7 +1,4 @@
-"""Ray Serve with kvbraid: each call goes to the replica that can skip most of its prompt.
-
-The replicas are simulated hybrids. They say where they publish, and Ray's router is kvbraid's.
-"""
+"""Ray Serve with kvbraid: replicas say where they publish, and the router knows what they hold."""
 
 from random import SystemRandom
 from typing import Any

@@ -35,6 +35,9 @@ if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
 if os.environ.get("KVBRAID_TORCH") != "1":
     collect_ignore.append("torch")  # Needs torch: `make test-torch`.
 
+if os.environ.get("KVBRAID_RAY") != "1":
+    collect_ignore.append("ray")  # Needs Ray Serve: `make test-ray`.
+
 if os.environ.get("KVBRAID_CONSOLE") != "1":
     collect_ignore.append("console")  # Needs a browser: `make test-console`.
 

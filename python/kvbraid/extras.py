@@ -1,9 +1,9 @@
-"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `torch`, and `transfer`.
+"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `ray`, `torch`, `transfer`.
 
 The base install is only the library. Code that needs an extra calls `require_serve`,
-`require_route`, `require_envoy`, `require_torch` or `require_transfer` first, so a user reads what
-to install instead of the name of a missing module. kvbraid is in no package registry: what is told
-installs it from its source.
+`require_route`, `require_envoy`, `require_ray`, `require_torch` or `require_transfer` first, so a
+user reads what to install instead of the name of a missing module. kvbraid is in no package
+registry: what is told installs it from its source.
 """
 
 from collections.abc import Iterable
@@ -27,6 +27,9 @@ ROUTE: Final = ("aiohttp", "jinja2", "tokenizers", "yarl")
 
 ENVOY: Final = ("grpc", "google.protobuf")
 """The modules that `envoy` has besides those of `route`."""
+
+RAY: Final = ("ray", "fastapi")
+"""Modules that `ray` has besides those of `route`; the second one comes with Ray Serve."""
 
 
 def remedy(extra: str) -> str:
@@ -59,6 +62,15 @@ def require_envoy(who: str) -> None:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
     _require(who, "envoy", (*SERVE, *ROUTE, *ENVOY))
+
+
+def require_ray(who: str) -> None:
+    """Check that the extra `ray` is installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "ray", (*SERVE, *ROUTE, *RAY))
 
 
 def require_torch(who: str, *names: str) -> None:

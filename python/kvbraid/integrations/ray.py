@@ -1,11 +1,16 @@
 """`KvbraidRouter`, the request router that Ray Serve makes in each process that holds a handle.
 
-Ray is imported here alone; what it asks and tells goes to a `ReplicaChooser`. Written for Ray 2.60,
-whose interface is public and alpha. Two of its habits shape this: calls within one request share an
-id, and a replica that was chosen for one call may be given to another. The one method that is not
-public, `_get_pending_request_matching_metadata`, mends both; without it, Ray goes by the order of
-calls.
+Ray is imported here alone; what it asks and tells goes to a `ReplicaChooser`. Written for Ray
+2.60, whose interface is public and alpha. Two of its habits shape this: calls within one request
+share an id, and a replica that was chosen for one call may be given to another. The one method
+that is not public, `_get_pending_request_matching_metadata`, mends both; without it, Ray goes by
+the order of calls.
 """
+
+# ruff: noqa: E402 - the extra is checked first.
+from kvbraid.extras import require_ray
+
+require_ray(__name__)
 
 from typing import Any, Final
 from weakref import WeakValueDictionary
