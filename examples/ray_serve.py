@@ -46,7 +46,8 @@ class Engine:
 
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    handle, chance = serve.run(Engine.bind()), SystemRandom()
+    chance = SystemRandom()
+    handle = serve.run(Engine.bind())  # type: ignore[attr-defined] # Untyped without Ray.
     prompts = [[chance.randrange(50_000) for _ in range(600)] for _ in range(4)]
     for turn in range(3):
         for number, prompt in enumerate(prompts):

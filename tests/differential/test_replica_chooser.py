@@ -12,7 +12,7 @@ from kvbraid.integrations.replicas.choosing import HandleCall
 from kvbraid.policy import Router, RouterOptions, Seconds
 from kvbraid.spec_mapping import topology_from_mapping
 
-from tests.unit.integrations.deployments import GROUPS, MODEL, SECONDS, Deployment, stored
+from tests.unit.integrations.deployments import GROUPS, MODEL, Deployment, stored
 
 NAMES: Final = ("a", "b", "c", "d")
 PROMPTS: Final = (range(960), range(1440), range(5000, 6120))
@@ -42,7 +42,7 @@ class Twins:
             self._index.register(PodId(name), model=MODEL, topology=topology)
         self._router = Router(
             self._index,
-            seconds={MODEL: Seconds(**SECONDS)},
+            seconds={MODEL: Seconds(fixed=0.01, per_token=1e-4, per_pair=0.0)},
             options=RouterOptions(first_tokens=False),
             chance=Random(1),
         )

@@ -83,7 +83,8 @@ class Ingress:
 
     async def fan_out(self, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Make several calls within one request."""
-        return await asyncio.gather(*map(self._engines.remote, bodies))
+        answers: list[dict[str, Any]] = await asyncio.gather(*map(self._engines.remote, bodies))
+        return answers
 
     async def pick(self, body: dict[str, Any]) -> str:
         """Have a replica named and send nothing, as the peer of direct streaming does."""
@@ -109,10 +110,10 @@ class Ingress:
 
 def application(*, replicas: int, work_s: float = 0.0) -> serve.Application:
     """Return the application with so many engines."""
-    engines = Engine.options(
+    engines = Engine.options(  # type: ignore[attr-defined] # Untyped without Ray.
         num_replicas=replicas,
         request_router_config=router_config(
             model=PRESET.model, prediction="predicted", stats_period_s=0.5
         ),
     )
-    return Ingress.bind(engines.bind(work_s))
+    return Ingress.bind(engines.bind(work_s))  # type: ignore[attr-defined] # As above.
