@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from kvbraid.fleet import FleetIndex
 from kvbraid.ids import PodId
-from kvbraid.integrations.replicas.calls import SETTLED_S
 from kvbraid.integrations.replicas.choosing import HandleCall
 
 from tests.unit.integrations.deployments import Deployment, FakeReplica, NamedId, call, facts
@@ -90,21 +89,23 @@ def test_a_call_that_somebody_else_sends_ends_when_its_prefill_should_have_ended
     fleet.chooser.check_integrity()
 
 
-def test_a_call_that_somebody_else_sends_ends_when_its_replica_has_fewer_in_flight() -> None:
-    fleet = Deployment(names=("a",))
-    said = {"kvbraid": {"running": 2, "waiting": 1}}
-    fleet.chooser.follow([facts("a", stats=said)])
+def test_it_stays_booked_as_long_as_its_replica_has_as_many_in_flight() -> None:
+    fleet = Deployment(names=("a",), kwargs={"router": {"grace_s": 1.0}})
+    fleet.chooser.follow([facts("a", stats={"kvbraid": {"running": 2, "waiting": 1}})])
     for number in range(5):
         ask(fleet, call(number, range(100 * number, 100 * number + 64)))
-    assert fleet.chooser.router.num_booked() == 5
-    fleet.now = SETTLED_S  # The sixth is too young to be among those of the replica.
+    fleet.now = 0.5
     ask(fleet, call(5))
-    booked = [fleet.chooser.router.booking(f"call{number}.{number}") for number in range(6)]
-    assert [each is not None for each in booked] == [False, False, True, True, True, True]
-    fleet.chooser.follow([facts("a", stats={"kvbraid": {"running": 0}})])
-    fleet.now = 2 * SETTLED_S
+    assert fleet.chooser.router.num_booked() == 6  # No prefill should have ended yet.
+    fleet.now = 1.2
     ask(fleet, call(6))
+    booked = [fleet.chooser.router.booking(f"call{number}.{number}") for number in range(7)]
+    assert [each is not None for each in booked] == [False] * 3 + [True] * 4
+    fleet.chooser.follow([facts("a", stats={"kvbraid": {"running": 0}})])
+    fleet.now = 9.0
+    ask(fleet, call(7))
     assert fleet.chooser.router.num_booked() == 1
+    fleet.chooser.check_integrity()
 
 
 def test_calls_of_a_replica_that_is_gone_or_dead_are_released() -> None:

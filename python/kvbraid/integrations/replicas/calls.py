@@ -1,9 +1,8 @@
 """Calls in flight: who was sent where, until Ray, a replica or the clock says that it has ended.
 
-    Ray sent it itself            `on_request_completed` ends it
-    somebody else sends it,
-      its replica reports load    it ends when the replica has fewer in flight than we have
-      its replica does not        it ends when its prefill should have ended
+    Ray sends it            `on_request_completed` ends it
+    somebody else sends it  it ends when its prefill should have ended, unless its replica says
+                            that it has as many in flight as were sent there
 
 Under direct streaming nobody tells of an end. Invariant: each call has at most one booking in the
 router, under a name of its own; Ray gives the calls within one request one id.
@@ -13,14 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
 
 from kvbraid.ids import PodId
 from kvbraid.integrations.replicas.metadata import ReplicaLoad
 from kvbraid.policy import Decision, Router
-
-SETTLED_S: Final = 2.0
-"""What a replica reports may be so old, so a call that is younger is not missed in it."""
 
 
 @dataclass(slots=True)
@@ -92,16 +87,12 @@ class Calls:
             if booking is None:  # Released by time, or by a limit.
                 self._forget(name)
             elif not call.by_ray:
-                pod = booking.rank[0]
-                if load(pod) is None:
-                    if now >= call.prefilled_at + self._grace_s:
-                        self._end(name, self._router.end, now)
-                elif now >= booking.at + SETTLED_S:
-                    unreported[pod].append(name)
+                unreported[booking.rank[0]].append(name)
         for pod, names in unreported.items():
             said = load(pod)
-            in_flight = 0 if said is None else said.running + said.waiting
-            for name in names[: max(len(names) - in_flight, 0)]:
+            most = len(names) - (said.running + said.waiting if said is not None else 0)
+            due = [n for n in names if now >= self._calls[n].prefilled_at + self._grace_s]
+            for name in due[: max(most, 0)]:
                 self._end(name, self._router.end, now)
 
     def _pod(self, name: str) -> PodId | None:
