@@ -83,11 +83,11 @@ class KvbraidRouter(FIFOMixin, RequestRouter):  # type: ignore[misc] # Untyped w
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Follow the events of those that are new, and forget those that are gone."""
+        super().update_replicas(replicas)
         self._chooser.follow(
             ReplicaFacts(_pod(each.replica_id), each.replica_metadata, each.routing_stats)
             for each in replicas
         )
-        super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Release what was on its way to it."""
