@@ -1,9 +1,9 @@
-"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `torch`, and `transfer`.
+"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `nats`, `torch`, `transfer`.
 
 The base install is only the library. Code that needs an extra calls `require_serve`,
-`require_route`, `require_envoy`, `require_torch` or `require_transfer` first, so a user reads what
-to install instead of the name of a missing module. kvbraid is in no package registry: what is told
-installs it from its source.
+`require_route`, `require_envoy`, `require_nats`, `require_torch` or `require_transfer` first, so a
+user reads what to install instead of the name of a missing module. kvbraid is in no package
+registry: what is told installs it from its source.
 """
 
 from collections.abc import Iterable
@@ -59,6 +59,15 @@ def require_envoy(who: str) -> None:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
     _require(who, "envoy", (*SERVE, *ROUTE, *ENVOY))
+
+
+def require_nats(who: str) -> None:
+    """Check that the extra `nats` is installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "nats", (*SERVE, "nats"))
 
 
 def require_torch(who: str, *names: str) -> None:

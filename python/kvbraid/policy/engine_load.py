@@ -65,7 +65,7 @@ class EngineLoads:
     def __len__(self) -> int:
         return len(self._readings)
 
-    def note(  # noqa: PLR0913 - what is there, and what of it is known
+    def note(
         self,
         rank: RankId,
         load: EngineLoad,

@@ -126,8 +126,5 @@ def add_replicas(loads: Loads, sums: Mapping[int, RankLoad], others: list[float]
 def booked(ranks: Sequence[RankId], loads: Loads) -> RankLoads:
     """Return the columns of these ranks as what this replica has booked there."""
     wait, *counts = loads
-    micros = (round(seconds * _US) for seconds in wait)
-    return {
-        rank: RankLoad(*row, wait_us=us)
-        for rank, us, *row in zip(ranks, micros, *counts, strict=True)
-    }
+    columns = zip(*counts, (round(seconds * _US) for seconds in wait), strict=True)
+    return {rank: RankLoad(*load) for rank, load in zip(ranks, columns, strict=True)}

@@ -231,6 +231,37 @@ class Router:
         with self._lock:
             return self._replicas.merge(replica, loads, now)
 
+    def promised_s(self, decision: Decision) -> float:
+        """Return how long other replicas should count a request of this one as on its way.
+
+        They do not hear of its first token, so that may take twice as long as expected.
+        """
+        return 2 * decision.first_token_s + self._grace_s(decision)
+
+    def promise(self, rank: RankId, request: Request, *, lasts_s: float, now: float) -> bool:
+        """Count a request as on its way that another replica has sent to a rank.
+
+        It counts until the rank's events tell of it, or for `lasts_s`.
+
+        Returns:
+            Whether it counts: what is in flight may not, or there is no such rank.
+
+        Raises:
+            UnknownError, InvalidValueError: As `FleetIndex.score`.
+        """
+        if not self._options.in_flight:
+            return False
+        scores = self._index.score(request)
+        columns = scores.columns()
+        row = next((row for row, each in enumerate(columns.ranks) if each == rank), None)
+        if row is None:
+            return False
+        with self._lock:
+            promise = self._promise(rank, scores, columns.present_soon[row])
+            if promise is not None:
+                heapq.heappush(self._ending, (now + lasts_s, promise))
+        return promise is not None
+
     def replica_ages_s(self, *, now: float) -> dict[str, float]:
         """Return how long ago each replica was heard whose bookings count."""
         with self._lock:
@@ -420,14 +451,14 @@ class Router:
             self._counts["bookings_over_limit"] += 1
         booking = Booking(
             rank=decision.rank,
-            seconds=view.seconds.prefill(view.tokens, resumable),
+            seconds=decision.prefill_s,
             tokens=view.tokens,
             computes=view.tokens - resumable,
             lower=decision.lower,
             upper=decision.upper,
             at=now,
             priority=priority,
-            grace_s=options.grace_s if decision.knowledge == "events" else options.remember_s,
+            grace_s=self._grace_s(decision),
             note=self._note(decision) if self._note is not None else None,
             measured=self._measured(decision, now),
         )
@@ -436,6 +467,10 @@ class Router:
             booking.promise = self._promise(decision.rank, scores, junction)
         self._bookings.add(decision.name, booking)
         self._loads[view.request.model].book(booking.seconds)
+
+    def _grace_s(self, decision: Decision) -> float:
+        options = self._options
+        return options.grace_s if decision.knowledge == "events" else options.remember_s
 
     def _measured(self, decision: Decision, now: float) -> Measured | None:
         """Return what follows a request whose prefill tells what prefills take."""

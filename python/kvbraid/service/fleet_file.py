@@ -39,6 +39,7 @@ from kvbraid.service.decoding import describe, every_fault
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.keys import KeyEntry, check_keys
 from kvbraid.service.prompting import TokensTable, beside
+from kvbraid.service.replicas import SharedTable, check_shared
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable, read_routing
 from kvbraid.service.tls import Tls, TlsTable, read_tls
 from kvbraid.spec_mapping import PodMapping
@@ -109,6 +110,7 @@ class _File:
         self.faults = list(every_fault(document, FleetFile))
         self._tls = self._read_tls()
         self._routing = self._read_routing()
+        self._shared = self._read_shared()
         self._tokens = self._read_tokens()
         with self._noting():
             check_keys(entry for _, entry in self._entries("keys", KeyEntry))
@@ -131,6 +133,7 @@ class _File:
             forwarding=parsed.gateway,
             envoy=parsed.envoy,
             console=parsed.console,
+            shared=self._shared,
             tokens=self._tokens,
             keys=tuple(parsed.keys),
             pods=self._pods,
@@ -167,6 +170,12 @@ class _File:
         with contextlib.suppress(msgspec.ValidationError), self._noting():
             return read_routing(msgspec.convert(self._document.get("router", {}), RouterTable))
         return Routing()
+
+    def _read_shared(self) -> SharedTable:
+        with contextlib.suppress(msgspec.ValidationError), self._noting():
+            table = msgspec.convert(self._document.get("shared", {}), SharedTable)
+            return check_shared(table, self._folder)
+        return SharedTable()
 
     def _read_tokens(self) -> dict[str, TokensTable]:
         tables: dict[str, TokensTable] = {}

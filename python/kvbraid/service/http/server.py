@@ -32,6 +32,7 @@ from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.kubernetes import following_slices
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.shared.sharing import sharing
 from kvbraid.service.snapshots import saving
 from kvbraid.service.supervision import Supervisor
 from kvbraid.service.tls import Tls
@@ -104,6 +105,7 @@ def following(
             following_slices(config, service),
             asking_pods(service),
             saving(service.snapshots, service.feed, lambda: service.followed),
+            sharing(config, service),
         ):
             yield reread
     finally:

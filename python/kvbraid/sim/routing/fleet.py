@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Final, NamedTuple
 
 from kvbraid.cache import Interval
@@ -19,9 +20,17 @@ from kvbraid.errors import UnknownError
 from kvbraid.fleet import FleetIndex, IndexOptions, Request
 from kvbraid.fleet.index import SECRET_BYTES
 from kvbraid.ids import PodId, PodState
-from kvbraid.policy import BASELINES, CostRule, Router, RouterOptions, RoutingPolicy, Seconds
-from kvbraid.reading import POSITIVE, check, whole
-from kvbraid.sim.routing.arrivals import RATE, Arrivals
+from kvbraid.policy import (
+    BASELINES,
+    CostRule,
+    Decision,
+    Router,
+    RouterOptions,
+    RoutingPolicy,
+    Seconds,
+)
+from kvbraid.reading import POSITIVE, Rule, check, whole
+from kvbraid.sim.routing.arrivals import Arrivals
 from kvbraid.sim.routing.clock import Clock
 from kvbraid.sim.routing.pod import MODEL, Prefill, Sent, SimulatedFleet, SimulatedPod
 from kvbraid.sim.routing.results import Result, Served, result_of
@@ -31,6 +40,32 @@ from kvbraid.sim.traces.simulation import Progress
 POLICIES: Final[Mapping[str, Callable[[], RoutingPolicy]]] = {CostRule.name: CostRule, **BASELINES}
 """Every policy by its name: the rule of kvbraid, and the baselines."""
 
+_PERIOD: Final = Rule(lambda value: value > 0, "seconds above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedReplicas:
+    """How many routers there are, of which chance gives each request one.
+
+    Every `every_s` seconds each says what it has booked, and `delay_s` later the others know it;
+    `inf`: they book apart. With `promises` they also tell each other of each request, as fast.
+    """
+
+    num: int = 1
+    every_s: float = 0.1
+    delay_s: float = 0.001
+    promises: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what there cannot be."""
+        check("num", self.num, POSITIVE)
+        check("every_s", self.every_s, _PERIOD)
+
+    @property
+    def shares(self) -> bool:
+        """Whether anything is said to anybody."""
+        return self.num > 1 and isfinite(self.every_s)
+
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
@@ -38,7 +73,8 @@ class RoutingRule:
 
     `make` makes the policy anew for each run, because some remember. A policy that has a method
     `chosen` is told of each decision before the next one. `seconds` is what the router takes for
-    those of a pod; None: what they are. With `fits` it finds out.
+    those of a pod; None: what they are. With `fits` it finds out. `replicas` are the routers that
+    follow it.
     """
 
     name: str
@@ -46,6 +82,7 @@ class RoutingRule:
     in_flight: bool = True
     seconds: Seconds | None = None
     fits: bool = False
+    replicas: SimulatedReplicas = SimulatedReplicas()
 
     @classmethod
     def named(cls, name: str, *, in_flight: bool = True) -> "RoutingRule":
@@ -60,31 +97,10 @@ class RoutingRule:
         return cls(name, POLICIES[name], in_flight)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedReplicas:
-    """How many routers there are, of which chance gives each request one.
-
-    Every `every_s` seconds each says what it has booked, and `delay_s` later the others know it;
-    None: they book apart.
-    """
-
-    num: int = 1
-    every_s: float | None = 0.1
-    delay_s: float = 0.001
-
-    def __post_init__(self) -> None:
-        """Refuse what there cannot be."""
-        check("num", self.num, POSITIVE)
-        check("every_s", 1.0 if self.every_s is None else self.every_s, RATE)
-
-
-ONE_ROUTER: Final = SimulatedReplicas()
-
-
 class _Replica(NamedTuple):
     """One router, and the index that it asks."""
 
-    index: FleetIndex
+    known: FleetIndex
     router: Router
 
 
@@ -96,7 +112,6 @@ class _Play:
         work: Workload,
         fleet: SimulatedFleet,
         rule: RoutingRule,
-        replicas: SimulatedReplicas,
         seed: int,
     ) -> None:
         self._asks, self._fleet = work.asks, fleet
@@ -106,10 +121,10 @@ class _Play:
         names = [PodId(f"pod-{number}") for number in range(fleet.num_pods)]
         self._pods = {name: SimulatedPod(name, fleet) for name in names}
         self._places = {name: place for place, name in enumerate(names)}
-        self._sharing = replicas
+        self._sharing = rule.replicas
         self._replicas = [
             _replica(names, fleet, rule, f"{seed}" if number == 0 else f"{seed} of {number}")
-            for number in range(replicas.num)
+            for number in range(rule.replicas.num)
         ]
         self._entry = random.Random(f"entry {seed}")  # noqa: S311 - it guards nothing
         self._routers: dict[int, Router] = {}  # Of requests without an answer.
@@ -119,7 +134,7 @@ class _Play:
         """Play everything."""
         self._progress = progress
         self._note_answer = arrivals.begin(self._asks, self.send, self.clock, seed)
-        if self._sharing.every_s is not None and len(self._replicas) > 1:
+        if self._sharing.shares:
             for number in range(len(self._replicas)):
                 phase = self._sharing.every_s * number / len(self._replicas)
                 self.clock.at(phase, partial(self._share, number))
@@ -131,6 +146,7 @@ class _Play:
         request = Request(model=MODEL, token_ids=tokens)
         router = self._routers[number] = self._entry.choice(self._replicas).router
         decision = router.pick(str(number), request, now=now)
+        self._promise(decision, router, now)
         pod = self._pods[decision.rank[0]]
         sent = Sent(
             number=number,
@@ -204,9 +220,22 @@ class _Play:
                 index.apply(pod.name, message)
         pod.num_untold -= len(messages)
 
+    def _promise(self, decision: Decision, router: Router, now: float) -> None:
+        """Tell the other routers of a request that one has sent."""
+        if not self._sharing.shares or not self._sharing.promises:
+            return
+        rank, request = decision.rank, decision.view.request
+        lasts_s = router.promised_s(decision)
+
+        def hear(now: float) -> None:
+            for _, other in self._replicas:
+                if other is not router:
+                    other.promise(rank, request, lasts_s=lasts_s, now=now)
+
+        self.clock.at(now + self._sharing.delay_s, hear)
+
     def _share(self, number: int, now: float) -> None:
         """Tell the other replicas what one has booked, and do so again later."""
-        assert self._sharing.every_s is not None
         loads = self._replicas[number].router.booked(now=now)
 
         def hear(now: float) -> None:
@@ -250,7 +279,6 @@ def play(
     arrivals: Arrivals,
     rule: RoutingRule,
     *,
-    replicas: SimulatedReplicas = ONE_ROUTER,
     seed: int = 1,
     progress: Progress | None = None,
 ) -> list[Served]:
@@ -259,7 +287,7 @@ def play(
     Raises:
         TooLargeError: A pod's pool cannot hold a prompt.
     """
-    run = _Play(work, fleet, rule, replicas, seed)
+    run = _Play(work, fleet, rule, seed)
     run.go(arrivals, seed, progress)
     return sorted(run.served)
 
@@ -270,7 +298,6 @@ def simulate(
     arrivals: Arrivals,
     rule: RoutingRule,
     *,
-    replicas: SimulatedReplicas = ONE_ROUTER,
     seed: int = 1,
     progress: Progress | None = None,
 ) -> Result:
@@ -281,5 +308,5 @@ def simulate(
         InvalidValueError: There are too few requests to count any.
     """
     check("number of requests", len(work.asks), whole(2))
-    served = play(work, fleet, arrivals, rule, replicas=replicas, seed=seed, progress=progress)
+    served = play(work, fleet, arrivals, rule, seed=seed, progress=progress)
     return result_of(served, fleet.num_pods, policy=rule.name, in_flight=rule.in_flight)
