@@ -30,6 +30,7 @@ _INDEX: Final = (
     "python/kvbraid/fleet",
 )
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
+    "beyond": (*_CACHE, *_INDEX, "python/kvbraid/policy", "python/kvbraid/sim/routing"),
     "cache": _CACHE,
     "fire": _INDEX,
     "fleet": (*_INDEX, "python/kvbraid/service"),

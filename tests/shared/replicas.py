@@ -72,8 +72,8 @@ class Nats:
 def nats(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Nats]:
     """Run a server for a block."""
     server = Nats(*arguments, env=env)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.kill()
@@ -119,6 +119,10 @@ class Replica:
     def heard(self, what: str) -> int:
         assert self.service.shared is not None
         return self.service.shared.heard[what]
+
+    def said(self, what: str) -> int:
+        assert self.service.shared is not None
+        return self.service.shared.server.counts[what]
 
     @property
     def problem(self) -> str:

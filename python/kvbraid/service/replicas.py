@@ -40,7 +40,9 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     `replica` is the name of this process among those of its `fleet`; None: the host's. The
     password of `user` is the first line of `password_file`, and `ca` has the authorities that may
-    have signed the server's certificate. What is booked is published every `every_s` seconds.
+    have signed the server's certificate. What is booked is published every `every_s` seconds. An
+    engine is asked for lost events after a random part of `replay_spread_s`, because all replicas
+    ask at about the same time.
     """
 
     url: str | None = None
@@ -50,6 +52,7 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     password_file: str | None = None
     ca: str | None = None
     every_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
+    replay_spread_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
 
     @property
     def name(self) -> str:

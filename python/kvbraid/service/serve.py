@@ -35,7 +35,8 @@ def new_service(config: FleetConfig) -> Service:
     folder = snapshot_folder(config)
     secret = None if folder is None else read_secret(folder)
     index = FleetIndex(replace(index_options(config), secret=secret))
-    feed = Subscriber(index, silence_s=config.server.silence_s)
+    spread_s = 0.0 if config.shared.url is None else config.shared.replay_spread_s
+    feed = Subscriber(index, silence_s=config.server.silence_s, replay_spread_s=spread_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
     service = Service(
         index,
