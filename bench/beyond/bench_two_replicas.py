@@ -1,8 +1,9 @@
 """How much longer do users wait with two replicas than with one router that gets all requests?
 
-The same requests come at the same times to the same simulated pods, in the cells of `bench.router`.
-Chance gives each request one of two routers, which tell each other of their load ten times a
-second and of each request at once, a millisecond late; or tell each other nothing. No clock counts.
+The same requests come at the same times to the same simulated pods, in cells of `bench.router`.
+Chance gives each request one of two routers. These tell each other of their load ten times a
+second and of each request at once, a millisecond late; or tell each other nothing. There is no
+clock in it.
 """
 
 from collections.abc import Callable

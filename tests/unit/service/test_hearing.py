@@ -113,7 +113,8 @@ def test_of_many_names_so_many_count_and_others_do_when_these_are_silent() -> No
 def test_subjects_of_others_are_foreign() -> None:
     ear, payload = Ear(), say(Speaker("r"), 0.0)
     for subject in (
-        "orders.new.a", "kvbraid.f.load.", "kvbraid.g.load.a", "kvbraid.f.other.a", "kvbraid.f.load",
+        "orders.new.a", "kvbraid.f.load.", "kvbraid.g.load.a", "kvbraid.f.other.a",
+        "kvbraid.f.load",
         "kvbraid.f.load.a.b", "", f"kvbraid.f.load.{'a' * 64}",
     ):  # fmt: skip
         assert ear.hearing.hear(subject, payload, 0.0) == "foreign"

@@ -1,6 +1,7 @@
 """What replicas say: to bytes and back, and every other bytes are refused by a word."""
 
 from array import array
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -129,12 +130,8 @@ def test_another_request_is_refused(place: int, value: object) -> None:
 
 @given(st.sampled_from(["load", "sent"]), st.binary(max_size=200) | st.just(packed(*SENT)))
 def test_any_bytes_are_read_or_refused(kind: str, payload: bytes) -> None:
-    try:
-        message = from_bytes(kind, payload)  # type: ignore[arg-type]
-    except WrongMessageError as error:
-        assert error.why in {"too_long", "malformed"}
-    else:
-        assert message.is_sound
+    with suppress(WrongMessageError):
+        assert from_bytes(kind, payload).is_sound  # type: ignore[arg-type]
 
 
 def test_a_message_that_is_too_long_is_not_read() -> None:

@@ -33,7 +33,8 @@ _CALM_S: Final = 60.0  # A feed that has not failed for this long starts again a
 class Patience:
     """How long to wait, in seconds, and how many bytes may wait in the meantime.
 
-    A replay is asked for after a random part of `replay_spread_s`. `hold_limit_bytes` is per rank, `queue_limit_bytes` per connection.
+    A replay is asked for after a random part of `replay_spread_s`. `hold_limit_bytes` is per rank,
+    `queue_limit_bytes` per connection.
     """
 
     silence_s: float

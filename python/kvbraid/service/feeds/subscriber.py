@@ -64,7 +64,7 @@ class Subscriber(Closing):
         InvalidValueError: A time or size that is not above 0.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - limits, each by its name
         self,
         sink: Sink,
         *,

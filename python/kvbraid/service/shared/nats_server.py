@@ -117,26 +117,27 @@ class NatsServer:
     async def _connected(self) -> AsyncIterator[Client]:
         table, client = self._table, Client()
         assert table.url is not None  # Without one there is no server.
-        await client.connect(
-            table.url,
-            name=f"kvbraid {table.fleet} {table.name}",
-            no_echo=True,
-            allow_reconnect=False,
-            connect_timeout=CONNECT_S,
-            ping_interval=PING_S,
-            max_outstanding_pings=MOST_PINGS,
-            error_cb=self._on_error,
-            user=table.user,
-            password=_first_line(table.password_file),
-            tls=_context(table.ca) if table.url.startswith("tls:") else None,
-        )
-        self._client = client
+        password = _first_line(table.password_file)
+        tls = _context(table.ca) if table.url.startswith("tls:") else None
         try:
+            await client.connect(
+                table.url,
+                name=f"kvbraid {table.fleet} {table.name}",
+                no_echo=True,
+                allow_reconnect=False,
+                connect_timeout=CONNECT_S,
+                ping_interval=PING_S,
+                max_outstanding_pings=MOST_PINGS,
+                error_cb=self._on_error,
+                user=table.user,
+                password=password,
+                tls=tls,
+            )
+            self._client = client
             yield client
         finally:
             self._client = None
-            with contextlib.suppress(Error, OSError, TimeoutError):
-                await asyncio.wait_for(client.close(), CONNECT_S)
+            await _close(client)
 
     async def _on_error(self, error: Exception) -> None:
         """Note what the client says; all else is raised where it happens."""
@@ -155,6 +156,15 @@ class NatsServer:
         if self.problem != problem:
             _LOGGER.warning("%s: %s", self._table.url, problem)
         self.problem = problem
+
+
+async def _close(client: Client) -> None:
+    """Close a connection, whatever has become of it."""
+    with contextlib.suppress(Error, OSError, TimeoutError):
+        await asyncio.wait_for(client.close(), CONNECT_S)
+    # If the client could not send its last bytes, it has left the socket open.
+    if client._transport is not None:
+        client._transport.close()
 
 
 def _first_line(file: str | None) -> str | None:

@@ -101,6 +101,12 @@ class Sharing:
                     await self._server.publish(f"{self._prefix}.sent.{self._name}", payload)
 
 
+def _note_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """Note what a task of the client has raised; that the connection is lost is seen anyway."""
+    del loop
+    _LOGGER.debug("%s: %s", context.get("message"), context.get("exception"))
+
+
 @contextlib.contextmanager
 def sharing(config: FleetConfig, service: Service) -> Iterator[None]:
     """Share what a configuration says, on a thread of its own.
@@ -120,6 +126,7 @@ def sharing(config: FleetConfig, service: Service) -> Iterator[None]:
 
     async def share() -> None:
         over = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(_note_error)
         ending.append((asyncio.get_running_loop(), over))
         shared = Sharing(config.shared, service.picking, server)
         service.shared = shared.state
