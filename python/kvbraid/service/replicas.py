@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from kvbraid.errors import InvalidValueError, shortened
 
-_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+_ReplicaName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 _URL: Final = re.compile(
     r"(?:nats|tls)://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::\d+)?"
 )
@@ -46,8 +46,8 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
 
     url: str | None = None
-    fleet: _Name = "default"
-    replica: _Name | None = None
+    fleet: _ReplicaName = "default"
+    replica: _ReplicaName | None = None
     user: str | None = None
     password_file: str | None = None
     ca: str | None = None

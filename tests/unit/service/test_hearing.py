@@ -11,7 +11,7 @@ from kvbraid.service.shared.hearing import (
     MOST_PER_SECOND,
     MOST_PROCESSES,
     Hearing,
-    Message,
+    ReplicaMessage,
 )
 from kvbraid.service.shared.messages import Speaker
 
@@ -25,7 +25,7 @@ class Ear:
         self.taken: list[str] = []
         self.hearing = Hearing("kvbraid.f", "me", "my run", self._take)
 
-    def _take(self, process: str, message: Message, now: float) -> bool:
+    def _take(self, process: str, message: ReplicaMessage, now: float) -> bool:
         del message, now
         self.taken.append(process)
         return True

@@ -13,8 +13,8 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from kvbraid.policy.replica_loads import MOST_REPLICAS
 from kvbraid.service.shared.messages import (
-    Kind,
     LoadMessage,
+    MessageKind,
     SentMessage,
     WrongMessageError,
     from_bytes,
@@ -48,14 +48,14 @@ Heard: TypeAlias = Literal[
 ]
 """What can become of a message; all but the first refuse it. `unwanted` is of no pod here, say."""
 
-Message: TypeAlias = LoadMessage | SentMessage
+ReplicaMessage: TypeAlias = LoadMessage | SentMessage
 
-Take: TypeAlias = Callable[[str, Message, float], bool]
+TakeMessage: TypeAlias = Callable[[str, ReplicaMessage, float], bool]
 """Takes what a process has said, at a time; says whether it counts."""
 
 
 @dataclass(slots=True)
-class _Process:
+class _ReplicaProcess:
     """One process of a name: its last message, and the least that one of them took to come.
 
     `offset` is our time of hearing minus its time of saying; it grows by what clocks may drift.
@@ -67,13 +67,13 @@ class _Process:
 
 
 @dataclass(slots=True)
-class _Named:
+class _NamedReplica:
     """Who speaks under one name: processes by their run, the latest last, and how fast."""
 
     second: float
     messages: int = 0  # In this second, and their bytes.
     num_bytes: int = 0
-    processes: dict[str, _Process] = field(default_factory=dict)
+    processes: dict[str, _ReplicaProcess] = field(default_factory=dict)
 
 
 class Hearing:
@@ -87,19 +87,21 @@ class Hearing:
     """
 
     def __init__(
-        self, prefix: str, name: str, run: str, take: Take, *, too_late_s: float = 1.0
+        self, prefix: str, name: str, run: str, take: TakeMessage, *, too_late_s: float = 1.0
     ) -> None:
-        self._kinds: dict[str, Kind] = {f"{prefix}.{each}": each for each in get_args(Kind)}
+        self._kinds: dict[str, MessageKind] = {
+            f"{prefix}.{each}": each for each in get_args(MessageKind)
+        }
         self._name = name
         self._run = run
         self._take = take
         self._too_late_s = too_late_s
-        self._names: dict[str, _Named] = {}
+        self._names: dict[str, _NamedReplica] = {}
         self._twice: dict[str, float] = {}  # Names of two processes, and when that was seen last.
         self.counts: Counter[str] = Counter(dict.fromkeys(get_args(Heard), 0))
 
     def hear(self, subject: str, payload: bytes, now: float) -> Heard:
-        """Take a message, and say what has become of it."""
+        """TakeMessage a message, and say what has become of it."""
         before, _, name = subject.rpartition(".")
         kind = self._kinds.get(before)
         is_ours = kind is not None and 0 < len(name) <= MOST_NAME
@@ -112,7 +114,7 @@ class Hearing:
         self._forget(now)
         return sorted(self._twice)
 
-    def _of(self, kind: Kind, name: str, payload: bytes, now: float) -> Heard:
+    def _of(self, kind: MessageKind, name: str, payload: bytes, now: float) -> Heard:
         named = self._named(name, now)
         if named is None:
             return "too_many"
@@ -126,12 +128,14 @@ class Hearing:
             return "echo"
         return self._process(name, named, message, now)
 
-    def _process(self, name: str, named: _Named, message: Message, now: float) -> Heard:
+    def _process(
+        self, name: str, named: _NamedReplica, message: ReplicaMessage, now: float
+    ) -> Heard:
         offset, process = now - message.at_s, named.processes.get(message.run)
         if process is None:
             if not _make_room(named, now, self._too_late_s):
                 return "too_many"
-            process = named.processes[message.run] = _Process(-1, now, offset)
+            process = named.processes[message.run] = _ReplicaProcess(-1, now, offset)
         if message.number <= process.number:
             return "old"
         if name == self._name or next(reversed(named.processes)) != message.run:
@@ -143,12 +147,12 @@ class Hearing:
         is_taken = self._take(f"{name}/{message.run}", message, now)
         return "taken" if is_taken else "unwanted"
 
-    def _named(self, name: str, now: float) -> _Named | None:
+    def _named(self, name: str, now: float) -> _NamedReplica | None:
         if name not in self._names:
             self._forget(now)
             if len(self._names) >= MOST_REPLICAS:
                 return None
-            self._names[name] = _Named(now)
+            self._names[name] = _NamedReplica(now)
         return self._names[name]
 
     def _forget(self, now: float) -> None:
@@ -164,7 +168,7 @@ class Hearing:
         assert set(self.counts) == set(get_args(Heard))
 
 
-def _is_too_fast(named: _Named, num_bytes: int, now: float) -> bool:
+def _is_too_fast(named: _NamedReplica, num_bytes: int, now: float) -> bool:
     if not 0 <= now - named.second < 1:
         named.second, named.messages, named.num_bytes = now, 0, 0
     named.messages += 1
@@ -172,7 +176,7 @@ def _is_too_fast(named: _Named, num_bytes: int, now: float) -> bool:
     return named.messages > MOST_PER_SECOND or named.num_bytes > MOST_BYTES_PER_SECOND
 
 
-def _make_room(named: _Named, now: float, silent_s: float) -> bool:
+def _make_room(named: _NamedReplica, now: float, silent_s: float) -> bool:
     """Forget the process that was silent for longest, if it must be and was silent at all."""
     if len(named.processes) >= MOST_PROCESSES:
         run = min(named.processes, key=lambda each: named.processes[each].heard_at)

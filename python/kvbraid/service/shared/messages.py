@@ -37,8 +37,8 @@ MOST_TOKENS: Final = (MOST_BYTES - (8 << 10)) // 4
 _MOST: Final = RankLoad(1 << 20, 1 << 40, 1 << 20, 1 << 40, 3_600_000_000)
 
 _Pod = Annotated[str, Meta(min_length=1, max_length=128)]
-_Rank = Annotated[int, Meta(ge=0, lt=1 << 32)]
-_Name = Annotated[str, Meta(max_length=512)]
+_RankNumber = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_ShortName = Annotated[str, Meta(max_length=512)]
 
 
 class _Heading(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -53,7 +53,9 @@ class _Heading(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class LoadMessage(_Heading, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All that one replica has booked at a moment; the rows as in `RankLoad`."""
 
-    rows: Annotated[Sequence[tuple[_Pod, _Rank, int, int, int, int, int]], Meta(max_length=8192)]
+    rows: Annotated[
+        Sequence[tuple[_Pod, _RankNumber, int, int, int, int, int]], Meta(max_length=8192)
+    ]
 
     @property
     def loads(self) -> RankLoads:
@@ -71,13 +73,13 @@ class SentMessage(_Heading, frozen=True, array_like=True, forbid_unknown_fields=
     """A request that a replica has sent to a rank, and how long it counts as on its way."""
 
     pod: _Pod
-    dp_rank: _Rank
+    dp_rank: _RankNumber
     lasts_s: Annotated[float, Meta(ge=0, le=3600)]
-    model: _Name
+    model: _ShortName
     tokens: Annotated[bytes, Meta(min_length=4)]
-    lora: _Name | None
-    cache_salt: _Name | None
-    extra_key: _Name | None
+    lora: _ShortName | None
+    cache_salt: _ShortName | None
+    extra_key: _ShortName | None
 
     @property
     def sent(self) -> "SentRequest":
@@ -105,16 +107,16 @@ class SentRequest(NamedTuple):
     lasts_s: float
 
 
-Kind: TypeAlias = Literal["load", "sent"]
-Wrong: TypeAlias = Literal["too_long", "malformed"]
+MessageKind: TypeAlias = Literal["load", "sent"]
+WrongMessage: TypeAlias = Literal["too_long", "malformed"]
 
 
 class WrongMessageError(KvbraidError):
     """Bytes that are no message of their kind; `why` is a word for a metric."""
 
-    def __init__(self, why: Wrong) -> None:
+    def __init__(self, why: WrongMessage) -> None:
         super().__init__(why)
-        self.why: Wrong = why
+        self.why: WrongMessage = why
 
 
 class Speaker:
@@ -150,7 +152,7 @@ class Speaker:
         return self._number
 
 
-def from_bytes(kind: Kind, payload: bytes) -> LoadMessage | SentMessage:
+def from_bytes(kind: MessageKind, payload: bytes) -> LoadMessage | SentMessage:
     """Read a message.
 
     Raises:
@@ -186,7 +188,7 @@ def _from_little(tokens: bytes) -> "array[int]":
     return read
 
 
-_DECODERS: Final[Mapping[Kind, msgspec.msgpack.Decoder[LoadMessage | SentMessage]]] = {
+_DECODERS: Final[Mapping[MessageKind, msgspec.msgpack.Decoder[LoadMessage | SentMessage]]] = {
     "load": msgspec.msgpack.Decoder(LoadMessage),
     "sent": msgspec.msgpack.Decoder(SentMessage),
 }

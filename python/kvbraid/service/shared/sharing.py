@@ -21,7 +21,7 @@ from kvbraid.service.config import FleetConfig
 from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
 from kvbraid.service.replicas import SharedState, SharedTable
-from kvbraid.service.shared.hearing import Hearing, Message
+from kvbraid.service.shared.hearing import Hearing, ReplicaMessage
 from kvbraid.service.shared.messages import LoadMessage, SentRequest, Speaker
 from kvbraid.service.shared.ports import MessageServer
 
@@ -66,7 +66,7 @@ class Sharing:
     def _hear(self, subject: str, payload: bytes) -> None:
         self._hearing.hear(subject, payload, time.monotonic())
 
-    def _take(self, process: str, message: Message, now: float) -> bool:
+    def _take(self, process: str, message: ReplicaMessage, now: float) -> bool:
         del now
         if isinstance(message, LoadMessage):
             return self._picking.merge(process, message.loads)
