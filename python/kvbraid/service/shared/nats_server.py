@@ -164,7 +164,7 @@ async def _close(client: Client) -> None:
         await asyncio.wait_for(client.close(), CONNECT_S)
     # If the client could not send its last bytes, it has left the socket open.
     if client._transport is not None:
-        client._transport.close()
+        client._transport.close()  # type: ignore[no-untyped-call]
 
 
 def _first_line(file: str | None) -> str | None:

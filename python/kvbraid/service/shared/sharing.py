@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from kvbraid.errors import KvbraidError
+from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.extras import require_nats
 from kvbraid.policy import Decision
 from kvbraid.service.config import FleetConfig
@@ -112,12 +112,15 @@ def sharing(config: FleetConfig, service: Service) -> Iterator[None]:
     """Share what a configuration says, on a thread of its own.
 
     Raises:
-        ModuleNotFoundError: The extra `nats` is not installed, and there is a URL.
+        InvalidValueError: There is a URL, and the extra `nats` is not installed.
     """
     if config.shared.url is None:
         yield
         return
-    require_nats("shared.url")
+    try:
+        require_nats("shared.url")
+    except ModuleNotFoundError as error:
+        raise InvalidValueError(str(error)) from None
     from kvbraid.service.shared.nats_server import NatsServer  # Only who shares needs it.
 
     server = NatsServer(config.shared)
