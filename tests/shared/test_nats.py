@@ -43,7 +43,7 @@ def test_a_server_that_comes_late_goes_and_comes_back_changes_no_answer() -> Non
     a, b = Replica(server.url, "a"), Replica(server.url, "b")
     try:
         with replicas(a, b):
-            assert comes(lambda: "books apart" in a.problem)
+            assert comes(lambda: "Connect call failed" in a.problem and a.said("failed") > 1)
             assert a.choose().rank[0] in PODS
             for _ in range(2):
                 server.start()
@@ -132,3 +132,15 @@ def test_a_prompt_that_is_too_long_for_the_server_is_left_out(tmp_path: Path) ->
             a.choose(640)
             assert comes(lambda: b.index.num_promised() == 1)
             assert a.problem == ""
+
+
+def test_a_subject_that_is_forbidden_is_counted(tmp_path: Path) -> None:
+    config, password = tmp_path / "nats.conf", tmp_path / "password"
+    password.write_text("p")
+    user = '{ user: "u", password: "p", permissions: { publish: "nothing" } }'
+    config.write_text(f"authorization {{ users = [ {user} ] }}")
+    with nats("--config", str(config)) as server:
+        a = Replica(server.url, "a", user="u", password_file=str(password))
+        with replicas(a):
+            assert comes(lambda: a.said("refused") > 0)
+            assert a.choose().rank[0] in PODS

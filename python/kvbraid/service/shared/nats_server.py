@@ -49,16 +49,17 @@ class NatsServer:
 
     Attributes:
         problem: Why there is no connection; empty if there is one.
-        counts: `connected`, `lost`, `failed` (attempts), `dropped` (messages that came too fast),
-            `not_sent` (messages that could not go out at once).
+        counts: `connected`, `lost`, `failed` (attempts), `refused` (by a server that is there),
+            `dropped` (messages that came too fast), `not_sent` (that could not go out at once).
     """
 
     def __init__(self, table: SharedTable) -> None:
         self._table = table
         self._chance = random.Random()  # noqa: S311 - it spreads load
         self._client: Client | None = None
+        self._error = ""  # What the client said last; what it raises may not tell the cause.
         self.problem = "it was not asked yet"
-        self.counts = Counter(connected=0, lost=0, failed=0, dropped=0, not_sent=0)
+        self.counts = Counter(connected=0, lost=0, failed=0, refused=0, dropped=0, not_sent=0)
 
     @property
     def client(self) -> Client | None:
@@ -69,6 +70,7 @@ class NatsServer:
         """Connect until cancelled; `ready` is called at each connection, to subscribe."""
         pause_s = FIRST_PAUSE_S
         while True:
+            self._error = ""
             try:
                 async with self._connected() as client:
                     await ready()
@@ -79,7 +81,7 @@ class NatsServer:
                 self._note("the connection was lost")
                 self.counts["lost"] += 1
             except (Error, OSError, ValueError, TimeoutError) as error:
-                self._note(one_line(str(error) or type(error).__name__))
+                self._note(self._error or one_line(str(error) or type(error).__name__))
                 self.counts["failed"] += 1
             await asyncio.sleep(pause_s * self._chance.uniform(0.5, 1))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -125,6 +127,8 @@ class NatsServer:
                 name=f"kvbraid {table.fleet} {table.name}",
                 no_echo=True,
                 allow_reconnect=False,
+                max_reconnect_attempts=1,  # Even so it tries twice before it says anything.
+                reconnect_time_wait=0,
                 connect_timeout=CONNECT_S,
                 ping_interval=PING_S,
                 max_outstanding_pings=MOST_PINGS,
@@ -144,7 +148,9 @@ class NatsServer:
         if isinstance(error, SlowConsumerError):
             self.counts["dropped"] += 1
         else:
-            _LOGGER.debug("NATS: %s", error)
+            self._error = one_line(str(error) or type(error).__name__)
+            self.counts["refused"] += self._client is not None  # A subject, for example.
+            _LOGGER.debug("NATS: %s", self._error)
 
     def _note(self, problem: str | None) -> None:
         """Say once that a server is there, or is not."""
