@@ -165,25 +165,11 @@ def of_server(topics: str) -> Side:
     return side
 
 
-@contextlib.contextmanager
-def traffic() -> Iterator[Sample]:
-    """Cores that the server takes for the traffic alone."""
-    with running() as server:
-        time.sleep(2)
-        yield server.cores
-
-
 def longest(page: "Page") -> float:
     """Return the longest task in milliseconds since the page was drawn first; 0: none was long."""
     page.wait_for_timeout(2_000)
     page.evaluate("window.longest = 0")
     page.wait_for_timeout(1e3 * SECONDS)
-    return float(page.evaluate("window.longest"))
-
-
-def first_draw(page: "Page") -> float:
-    """Return the longest task until the page was drawn, in milliseconds."""
-    page.wait_for_timeout(2_000)
     return float(page.evaluate("window.longest"))
 
 
@@ -236,7 +222,6 @@ ROWS = (
             question=f"{CROWD}, the page {page} is open: the server",
             unit="cores more than without",
             ours=of_server(topics),
-            beside={"traffic alone, cores": traffic},
             target=Target(ours=0.05),
             samples=3,
         )
@@ -244,18 +229,18 @@ ROWS = (
     ),
     *(
         Row(
-            name=f"console_task_{page}",
-            question=f"{CROWD}, the page {page}: its longest task",
-            unit="ms, 0 below 50",
-            ours=of_page(page, longest),
-            beside={
-                "first draw, ms": of_page(page, first_draw),
-                "main thread, cores": of_page(page, main_thread),
-            },
-            target=Target(ours=50),
+            name=f"console_{name}_{page}",
+            question=f"{CROWD}, the page {page}: {what}",
+            unit=unit,
+            ours=of_page(page, figure),
+            target=Target(ours=most),
             samples=3,
             lacks=LACKS,
         )
         for page in ("fleet", "requests", "ladder")
+        for name, what, unit, figure, most in (
+            ("task", "its longest task once it is drawn", "ms, 0 below 50", longest, 50),
+            ("thread", "its main thread", "cores", main_thread, 0.1),
+        )
     ),
 )
