@@ -10,14 +10,16 @@ bounds around that.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.events import encode_batch
 from kvbraid.events.model import AllBlocksCleared, BlockStored, Event
+from kvbraid.fleet import index as fleet_index
 from kvbraid.fleet.answer import PodScore
-from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState
@@ -29,6 +31,8 @@ from tests.reference.fleet_traffic import Engine, Habits, Hashes
 
 SEED = "7"
 POD = PodId("pod")
+IndexOptions = partial(fleet_index.IndexOptions, secret=bytes(range(32)))
+"""What fails once fails again."""
 OPTIONS = IndexOptions(secret=bytes(range(32)))
 """What fails once fails again."""
 KINDS = (SpecKind.FULL_ATTENTION, SpecKind.SLIDING_WINDOW, SpecKind.MAMBA)
