@@ -37,6 +37,9 @@ if os.environ.get("KVBRAID_TORCH") != "1":
 if os.environ.get("KVBRAID_OTEL") != "1":
     collect_ignore.append("otel")  # Needs an environment of its own: `make test-otel`.
 
+if os.environ.get("KVBRAID_RAY") != "1":
+    collect_ignore.append("ray")  # Needs Ray Serve: `make test-ray`.
+
 if os.environ.get("KVBRAID_CONSOLE") != "1":
     collect_ignore.append("console")  # Needs a browser: `make test-console`.
 

@@ -1,4 +1,5 @@
-"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `otel`, `torch`, `transfer`.
+"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `otel`, `ray`, `torch`,
+`transfer`.
 
 The base install is only the library. Code that needs an extra calls `require_serve`, or the
 function of another extra, first. So a user reads what to install instead of the name of a missing
@@ -29,6 +30,8 @@ ENVOY: Final = ("grpc", "google.protobuf")
 
 OTEL: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 """The modules of the extra `otel`."""
+RAY: Final = ("ray", "fastapi")
+"""Modules that `ray` has besides those of `route`; the second one comes with Ray Serve."""
 
 
 def remedy(extra: str) -> str:
@@ -70,6 +73,15 @@ def require_otel(who: str) -> None:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
     _require(who, "otel", OTEL)
+
+
+def require_ray(who: str) -> None:
+    """Check that the extra `ray` is installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "ray", (*SERVE, *ROUTE, *RAY))
 
 
 def require_torch(who: str, *names: str) -> None:

@@ -1,5 +1,6 @@
 """The commands that serve until a signal: `kvbraid serve`, `route` and `pick-serve`."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -52,6 +53,8 @@ def _configured(config: Path | None, flags: dict[str, _Flag]) -> "FleetConfig":
     from kvbraid.service.config import FleetConfig
     from kvbraid.service.fleet_file import override, read_fleet_file
 
+    # One that comes before the server can be told is kept until then, and ends no process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     read = FleetConfig() if config is None else read_fleet_file(config)
     return override(read, flags)
 

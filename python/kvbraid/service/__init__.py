@@ -3,6 +3,7 @@
 Two wings that do not know each other, on one common ground. In reading order:
 
     config      what an operator writes, with `weights` of tiers and `decoding` of JSON
+    indexing    the `[index]` table
     routing     the `[router]` table: policy, coefficients, how long bookings count
     forwarding  the `[gateway]` table, which `kvbraid.gateway` reads
     prompting   the `[tokens]` tables, which it reads too
@@ -23,13 +24,14 @@ Two wings that do not know each other, on one common ground. In reading order:
     strips      what pods hold of a prompt, as a drawing
     recent      the last requests: why their ranks were chosen, and what became of them
     tracing     decisions as spans of OpenTelemetry, with the extra `otel`
+    coefficients  the rule that chooses, and what counts for each model
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
     pod_checks  a pod as it is written, or was found at an address, to its configuration
     found_pods  pods that a source has found: `discovery` by a name, and `kubernetes/` by what an
                 API server lists
-    snapshots   what the index knows of each pod, in files
+    snapshots   what the index knows of each pod, in files, or from a running `neighbour`
     event_sources   pods that are asked where they publish
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client

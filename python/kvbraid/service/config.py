@@ -17,12 +17,12 @@ from kvbraid.ids import PodId
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.keys import MOST_KEYS, KeyEntry
 from kvbraid.service.logs import Format, Level
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, Routing
 from kvbraid.service.tls import Tls, TlsTable
-from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
 
 ASK: Final = "ask"
@@ -78,22 +78,6 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     log_level: Level = "info"
     log_format: Format = "text"
     otel: bool = False
-
-
-class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How blocks are placed and scored, how much memory the index may use, and where it is saved.
-
-    `snapshots` is a folder, or None; a relative path is beside the file that names it.
-    """
-
-    keys: Literal["auto", "join"] = "auto"
-    memory_limit_bytes: _Positive | None = None
-    limbo_limit_bytes: _Positive = 64 << 20
-    promise_limit_bytes: _Positive = 64 << 20
-    seen_limit_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 32 << 20
-    tier_weights: TierWeights = DEFAULT_WEIGHTS
-    canonical_block_size: Annotated[int, Meta(ge=1, lt=1 << 32)] = 16
-    snapshots: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -32,6 +32,7 @@ from kvbraid.service.config import (
 )
 from kvbraid.service.decoding import describe, every_fault
 from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.keys import KeyEntry, check_keys
 from kvbraid.service.pod_checks import (
     FILE_SCHEMES,
@@ -112,6 +113,7 @@ class _File:
         self._document = document
         self.faults = list(every_fault(document, FleetFile))
         self._tls = self._read_tls()
+        self._read_index()
         self._routing = self._read_routing()
         self._tokens = self._read_tokens()
         with self._noting():
@@ -167,6 +169,10 @@ class _File:
                 return read_tls(table, self._folder)
         return None
 
+    def _read_index(self) -> None:
+        with contextlib.suppress(msgspec.ValidationError), self._noting("index"):
+            _check_index(msgspec.convert(self._document.get("index", {}), IndexTable))
+
     def _read_routing(self) -> Routing:
         with contextlib.suppress(msgspec.ValidationError), self._noting():
             return read_routing(msgspec.convert(self._document.get("router", {}), RouterTable))
@@ -212,6 +218,18 @@ def _sound_tokens(where: str, table: TokensTable) -> TokensTable:
         told = "the engine that is asked has its own template and arguments"
         raise InvalidValueError(f"{where}: engine = {table.engine!r}; {told}: give no other key")
     return table
+
+
+def _check_index(table: IndexTable) -> None:
+    for key, needed in (
+        ("secret_file", "snapshots"), ("neighbour", "snapshots"), ("neighbour_key", "neighbour")
+    ):  # fmt: skip
+        if getattr(table, key) is not None and getattr(table, needed) is None:
+            raise InvalidValueError(f"{key} without {needed} has no effect; give {needed}, too")
+    try:
+        check_url(table.neighbour)
+    except RefusalError as error:
+        raise InvalidValueError(f"neighbour: {error.told()}") from None
 
 
 def _title(entry: DiscoverEntry | KubernetesEntry) -> str:

@@ -27,6 +27,7 @@ from kvbraid.service.answers import (
     RequestLadder,
     RequestsAnswer,
 )
+from kvbraid.service.coefficients import PolicyAnswer, policy_answer
 from kvbraid.service.config import PodConfig, Serving
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
@@ -293,6 +294,10 @@ class Picking:
         counted = self._router.counts()
         return {kind: counted.get(kind, 0) for kind in _COUNTED}
 
+    def policy_answer(self) -> PolicyAnswer:
+        """Return the rule and the coefficients that count, as GET /v1/policy has them."""
+        return policy_answer(self._router)
+
     def recent_answer(self) -> RequestsAnswer:
         """Return the last requests as GET /v1/requests has them."""
         _, rows = self.recent.changed_after(0, self.recent.options.requests)
@@ -375,7 +380,7 @@ def _answer(
 
 
 def _fit(fitted: Fitted) -> FitAnswer:
-    seconds, num_samples = fitted
+    seconds, num_samples, _ = fitted
     return FitAnswer(
         num_samples=num_samples,
         fixed=seconds.fixed,

@@ -215,6 +215,7 @@ class Service:
                         waiting=self.picking.waiting(PodId(row.pod), row.dp_rank),
                         engine_load=_told(loads.get((PodId(row.pod), row.dp_rank))),
                         applied_s=feed.applied_at if feed else None,
+                        lag_s=feed.lag_s if feed else None,
                         state_s=self.journal.state_since(Rank(row.pod, row.dp_rank)),
                         problem=self.journal.problem(Rank(row.pod, row.dp_rank)),
                     )

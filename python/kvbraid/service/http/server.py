@@ -228,9 +228,11 @@ class _Server(uvicorn.Server):
         ends = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, self.handle_exit) for number in ends}
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.on_hangup())
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
