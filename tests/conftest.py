@@ -16,6 +16,7 @@ EXPECTED_SKIPS: Final = frozenset(
         "needs ../shared/captures",
         "needs rsvg-convert",
         "needs haproxy",
+        "needs nats-server",
         "needs envoy",
         "needs chromium",
         "needs promtool",

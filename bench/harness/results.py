@@ -30,7 +30,13 @@ _INDEX: Final = (
     "python/kvbraid/fleet",
 )
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
-    "beyond": (*_INDEX, "python/kvbraid/integrations/replicas", "python/kvbraid/policy"),
+    "beyond": (
+        *_CACHE,
+        *_INDEX,
+        "python/kvbraid/integrations/replicas",
+        "python/kvbraid/policy",
+        "python/kvbraid/sim/routing",
+    ),
     "cache": _CACHE,
     "fire": _INDEX,
     "fleet": (*_INDEX, "python/kvbraid/service"),

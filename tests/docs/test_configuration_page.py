@@ -90,6 +90,7 @@ def documented() -> Iterator[tuple[str, set[str]]]:
         "router": "RouterTable",
         "gateway": "ForwardingOptions",
         "envoy": "EnvoyOptions",
+        "shared": "SharedTable",
     }
     for table, kind in kinds.items():
         yield kind, {*example[table]}

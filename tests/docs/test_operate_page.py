@@ -26,6 +26,7 @@ from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
 from kvbraid.service.logs import JsonFormatter, TextFormatter
 from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
+from kvbraid.service.replicas import SharedState
 from kvbraid.service.requests import PickFields, PickRequest, ReportBody
 from kvbraid.service.snapshots import Snapshots
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
@@ -107,11 +108,19 @@ class Saved(Snapshots):
         return {PodId("a"): 1.0}
 
 
+class OtherServer:
+    """A server of replicas that is there."""
+
+    problem = ""
+    counts: Final = {"connected": 1}
+
+
 @pytest.fixture
 def metrics(tmp_path: Path) -> str:
     """What a server that has followed, refused and answered something exports."""
     service = Service(FakeIndex(), FakeFeed())
     service.snapshots = Saved(tmp_path, FleetIndex(), journal=Journal())
+    service.shared = SharedState("a", OtherServer(), {"taken": 1})
     connection_limits = ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
     asked = PickRequest(

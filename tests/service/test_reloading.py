@@ -208,6 +208,9 @@ queue = 0.5
 tells = false
 [envoy]
 port = 7
+[shared]
+fleet = "f"
+url = "nats://h:4222"
 [tokens.m]
 engine = "http://h:1"
 [[discover]]
@@ -222,8 +225,8 @@ endpoint = "ask"
 model = "m"
 """
 WAITING = [
-    "server.silence_s", "limits.pods", "index.keys", "gateway.tells", "envoy.port", "tokens",
-    "discover", "kubernetes",
+    "server.silence_s", "limits.pods", "index.keys", "gateway.tells", "envoy.port", "shared.url",
+    "shared.fleet", "tokens", "discover", "kubernetes",
 ]  # fmt: skip
 
 

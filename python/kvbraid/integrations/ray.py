@@ -8,9 +8,9 @@ the order of calls.
 """
 
 # ruff: noqa: E402 - the extra is checked first.
-from kvbraid.extras import require_ray
+from kvbraid.extras import require
 
-require_ray(__name__)
+require("ray", __name__)
 
 from typing import Any, Final
 from weakref import WeakValueDictionary

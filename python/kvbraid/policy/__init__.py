@@ -29,6 +29,7 @@ In reading order:
     costs      the rule of kvbraid: waiting, prefill, and what both cost others
     baselines  the published rules of other routers, with the same interface
     bookings   what each rank was sent and has not done yet
+    replica_loads  the same of other replicas, as they say
     engine_load  what engines say of their load, and how much of it others have sent
     standing   what else is said about a rank, and who may be chosen
     decision   one choice, with all that it was made from
@@ -42,6 +43,7 @@ from kvbraid.policy.costs import CostOptions, CostRule, Terms
 from kvbraid.policy.decision import Decision
 from kvbraid.policy.engine_load import EngineLoad
 from kvbraid.policy.fitting import Fitted
+from kvbraid.policy.replica_loads import RankLoad, RankLoads
 from kvbraid.policy.router import Router, RouterOptions
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Standing
@@ -58,6 +60,8 @@ __all__ = [
     "FleetView",
     "Promisable",
     "Promising",
+    "RankLoad",
+    "RankLoads",
     "Remembered",
     "Router",
     "RouterOptions",

@@ -163,6 +163,10 @@ class Bookings:
                 del self._lines[booking.rank]
         return booking
 
+    def ranks(self) -> list[RankId]:
+        """Return the ranks that have bookings."""
+        return list(self._lines)
+
     def loads(self, ranks: Sequence[RankId], now: float, priority: int = 0) -> "Loads":
         """Return what stands before each of the ranks, in their order."""
         num = len(ranks)

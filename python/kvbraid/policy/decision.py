@@ -69,6 +69,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.view.resumable[self.place], self.view.tokens)
 
     @property
+    def prefill_s(self) -> float:
+        """What its prefill takes there, in seconds."""
+        return self.view.seconds.prefill(self.view.tokens, self.resumable)
+
+    @property
+    def first_token_s(self) -> float:
+        """The seconds until the first token is expected."""
+        return self.view.wait[self.place] + self.prefill_s
+
+    @property
     def knowledge(self) -> Knowledge:
         """Whence the rank's cache is known."""
         return "promises" if self.state is PodState.STALE else "events"

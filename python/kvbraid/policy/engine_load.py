@@ -1,7 +1,8 @@
 """What engines say of their load, and how much of it others than this router have sent.
 
 Invariant: a reading counts until it is `age_s` old. Of what an engine counted, our own requests
-are subtracted as they were then, so a request that came through this router counts once. One that
+and those of other replicas are subtracted as they were then, so a request that came through one of
+them counts once. One that
 ends just then may still be in the engine's number, so the smaller of two readings counts.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from kvbraid.policy.bookings import Loads
+from kvbraid.policy.replica_loads import NOTHING, RankLoad
 from kvbraid.policy.view import RankId
 
 
@@ -37,12 +39,16 @@ class _Others(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What an engine said, and when; `others` are the requests there that are not from here."""
+    """What an engine said, and when; `others` are the requests there that no replica has sent.
+
+    `foreign` are those in flight that are not from here, whoever has sent them.
+    """
 
     at: float
     load: EngineLoad
     seen: _Others
     others: _Others  # As far as the reading before has them, too.
+    foreign: int
 
 
 Readings: TypeAlias = Mapping[int, Reading]
@@ -60,15 +66,26 @@ class EngineLoads:
         return len(self._readings)
 
     def note(
-        self, rank: RankId, load: EngineLoad, *, running: int, waiting: int, now: float
+        self,
+        rank: RankId,
+        load: EngineLoad,
+        *,
+        running: int,
+        waiting: int,
+        now: float,
+        replicas: RankLoad = NOTHING,
     ) -> None:
-        """Take a reading; `running` and `waiting` are our own requests at the rank now."""
-        in_line = max(load.waiting - waiting, 0)
-        seen = _Others(max(load.running + load.waiting - running, in_line), in_line)
+        """Take a reading.
+
+        `running` and `waiting` are our own requests at the rank now, `replicas` those of others.
+        """
+        total = load.running + load.waiting
+        in_line = max(load.waiting - waiting - replicas.waiting, 0)
+        seen = _Others(max(total - running - replicas.running, in_line), in_line)
         before = self.get(rank, now)
         others = seen if before is None else _Others(*map(min, seen, before.seen))
         self._readings.pop(rank, None)
-        self._readings[rank] = Reading(now, load, seen, others)
+        self._readings[rank] = Reading(now, load, seen, others, max(total - running, 0))
         while self._readings and now - next(iter(self._readings.values())).at >= self._age_s:
             self._readings.popitem(last=False)
 

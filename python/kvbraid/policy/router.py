@@ -6,6 +6,7 @@ Times are those of the caller's clock, in seconds. Thread-safe: one decision at 
 """
 
 import heapq
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from kvbraid.policy.costs import CostRule
 from kvbraid.policy.decision import Decision, Origin, origin_of
 from kvbraid.policy.engine_load import EngineLoad, EngineLoads, Readings, add_others
 from kvbraid.policy.fitting import Fit, Fitted, Measured
+from kvbraid.policy.replica_loads import NOTHING, RankLoads, ReplicaLoads, add_replicas, booked
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Filtered, Said, Standing, Standings, filtered
 from kvbraid.policy.view import FleetView, RankId, RankNames, RoutingPolicy
@@ -38,6 +40,7 @@ LONGEST_GAP_S: Final = 60.0
 
 _ALL_TIERS: Final = tuple(tier.value for tier in Tier)
 _NO_ROWS: Final = frozenset[int]()
+_LEAST_URGENT: Final = sys.maxsize
 _DEFAULT_SECONDS: Final = Seconds()
 
 
@@ -52,9 +55,9 @@ class RouterOptions:
     `most_bookings` the oldest is.
 
     A rank whose next first token is `stuck_s` late is left out while there are others. What an
-    engine says of its load counts for `load_age_s`. `arrivals`
-    is over how many requests load is averaged; `sparse_windows` is that of `FleetIndex.promise`:
-    None keeps windows as each pod's engine does by default.
+    engine says of its load counts for `load_age_s`, and what another replica has booked for
+    `replica_age_s`. `arrivals` is over how many requests load is averaged; `sparse_windows` is
+    that of `FleetIndex.promise`: None keeps windows as each pod's engine does by default.
     With `with_seen`, decisions say what was ever there of a prompt (`FleetIndex.seen`).
     For models in `fit`, coefficients are only what is expected until enough requests have shown
     what prefills take.
@@ -67,6 +70,7 @@ class RouterOptions:
     hold_s: float = 600.0
     stuck_s: float = 30.0
     load_age_s: float = 5.0
+    replica_age_s: float = 1.0
     most_bookings: int = 65_536
     arrivals: int = 100
     sparse_windows: bool | None = None
@@ -102,11 +106,16 @@ class _Load:
 
 
 class _Before(NamedTuple):
-    """What stands before each rank of an answer; `others` have sent that part of its wait."""
+    """What stands before each rank of an answer; `others` have sent that part of its wait.
+
+    `known` are the requests in flight of which this router or an engine knows. They are those of
+    `loads` unless other replicas have booked some.
+    """
 
     loads: Loads
     others: list[float]
     readings: Readings
+    known: list[int]
 
 
 class InUse(NamedTuple):
@@ -163,6 +172,7 @@ class Router:
         self._standings = Standings()
         self._bookings = Bookings()
         self._engines = EngineLoads(self._options.load_age_s)
+        self._replicas = ReplicaLoads(self._options.replica_age_s)
         self._loads: defaultdict[str, _Load] = defaultdict(_Load)  # By model.
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
         self._counts: Counter[str] = Counter()
@@ -184,6 +194,7 @@ class Router:
             self.policy = policy or self.policy
             if options.load_age_s != self._options.load_age_s:
                 self._engines = EngineLoads(options.load_age_s)
+            self._replicas.age_s = options.replica_age_s
             self._seconds, self._options = dict(seconds), options
             self._set_fits()
 
@@ -207,15 +218,78 @@ class Router:
             self._standings.forget(whom)
 
     def note_load(self, rank: RankId, load: EngineLoad, *, now: float) -> None:
-        """Note what a rank's engine says of its load. Requests that are not from here count."""
+        """Note what a rank's engine says of its load. Requests that no replica has sent count."""
         with self._lock:
             own = self._bookings.loads([rank], now)
-            self._engines.note(rank, load, running=own.running[0], waiting=own.waiting[0], now=now)
+            self._engines.note(
+                rank,
+                load,
+                running=own.running[0],
+                waiting=own.waiting[0],
+                replicas=self._replicas.sums([rank], now).get(0, NOTHING),
+                now=now,
+            )
 
     def engine_loads(self, *, now: float) -> dict[RankId, EngineLoad]:
         """Return what engines have said of their load within `load_age_s`."""
         with self._lock:
             return {rank: reading.load for rank, reading in self._engines.fresh(now)}
+
+    # ---- other replicas --------------------------------------------------------------------
+
+    def booked(self, *, now: float) -> RankLoads:
+        """Return what is booked here, for other replicas; ranks without bookings are left out."""
+        with self._lock:
+            self._release(now)
+            ranks = self._bookings.ranks()
+            return booked(ranks, self._bookings.loads(ranks, now, _LEAST_URGENT))
+
+    def merge(self, replica: str, loads: RankLoads, *, now: float) -> bool:
+        """Take what another replica has booked, in place of what it said before.
+
+        It counts for `replica_age_s`. Values are not checked.
+
+        Returns:
+            Whether it counts at all; only so many replicas do.
+        """
+        with self._lock:
+            return self._replicas.merge(replica, loads, now)
+
+    def promised_s(self, decision: Decision) -> float:
+        """Return how long other replicas should count a request of this one as on its way.
+
+        They do not hear of its first token, so that may take twice as long as expected.
+        """
+        return 2 * decision.first_token_s + self._grace_s(decision)
+
+    def promise(self, rank: RankId, request: Request, *, lasts_s: float, now: float) -> bool:
+        """Count a request as on its way that another replica has sent to a rank.
+
+        It counts until the rank's events tell of it, or for `lasts_s`.
+
+        Returns:
+            Whether it counts: what is in flight may not, or there is no such rank.
+
+        Raises:
+            UnknownError, InvalidValueError: As `FleetIndex.score`.
+        """
+        if not self._options.in_flight:
+            return False
+        scores = self._index.score(request)
+        columns = scores.columns()
+        row = next((row for row, each in enumerate(columns.ranks) if each == rank), None)
+        if row is None:
+            return False
+        with self._lock:
+            promise = self._promise(rank, scores, columns.present_soon[row])
+            if promise is not None:
+                heapq.heappush(self._ending, (now + lasts_s, promise))
+        return promise is not None
+
+    def replica_ages_s(self, *, now: float) -> dict[str, float]:
+        """Return how long ago each replica was heard whose bookings count."""
+        with self._lock:
+            return self._replicas.ages_s(now)
 
     # ---- choosing --------------------------------------------------------------------------
 
@@ -260,7 +334,11 @@ class Router:
             said = self._said(columns, before, now)
             chosen = self._candidates(columns, said, request, candidates)
             if "full" in chosen.lifted and not may_overfill:
-                raise FullError(f"every rank of {shortened(request.model)} is full")
+                # Another replica may be wrong or lie, so by its word nobody is refused.
+                said = said._replace(running=before.known)
+                chosen = self._candidates(columns, said, request, candidates)
+                if "full" in chosen.lifted:
+                    raise FullError(f"every rank of {shortened(request.model)} is full")
             view = self._view(columns, request, before, said, now)
             if num_tokens and not len(request.token_ids):
                 view = msgspec.structs.replace(view, tokens=num_tokens)
@@ -293,11 +371,18 @@ class Router:
         self, ranks: Sequence[RankId], request: Request, now: float, priority: int
     ) -> _Before:
         loads = self._bookings.loads(ranks, now, priority)
-        readings = self._engines.of(ranks, now)
+        readings, sums = self._engines.of(ranks, now), self._replicas.sums(ranks, now)
+        known = loads.running
+        if sums:
+            known = list(known)
+            for row, reading in readings.items():
+                known[row] += reading.foreign
         each_s = self._loads[request.model].prefill_s
         if readings and not each_s:
             each_s = self._seconds_of(request).prefill(max(len(request.token_ids), 1), 0)
-        return _Before(loads, add_others(loads, readings, each_s), readings)
+        others = add_others(loads, readings, each_s)
+        add_replicas(loads, sums, others)
+        return _Before(loads, others, readings, known)
 
     def _candidates(
         self, columns: Columns, said: Said, request: Request, given: RankNames | None
@@ -331,14 +416,14 @@ class Router:
     ) -> FleetView:
         """Return the view of all ranks; this is an arrival."""
         in_flight = self._options.in_flight
-        loads, others, readings = before
+        loads, others = before.loads, before.others
         seconds, load = self._seconds_of(request), self._loads[request.model]
         num = len(columns.ranks)
         load.arrive(now, (num - loads.waiting.count(0)) / num, self._options.arrivals)
         usage = [0.0] * num
         for row, standing in said.standings.items():
             usage[row] = standing.usage
-        for row, reading in readings.items():
+        for row, reading in before.readings.items():
             usage[row] = reading.load.usage
         return FleetView(
             request=request,
@@ -390,14 +475,14 @@ class Router:
             self._counts["bookings_over_limit"] += 1
         booking = Booking(
             rank=decision.rank,
-            seconds=view.seconds.prefill(view.tokens, resumable),
+            seconds=decision.prefill_s,
             tokens=view.tokens,
             computes=view.tokens - resumable,
             lower=decision.lower,
             upper=decision.upper,
             at=now,
             priority=priority,
-            grace_s=options.grace_s if decision.knowledge == "events" else options.remember_s,
+            grace_s=self._grace_s(decision),
             note=self._note(decision) if self._note is not None else None,
             measured=self._measured(decision, now),
         )
@@ -406,6 +491,10 @@ class Router:
             booking.promise = self._promise(decision.rank, scores, junction)
         self._bookings.add(decision.name, booking)
         self._loads[view.request.model].book(booking.seconds)
+
+    def _grace_s(self, decision: Decision) -> float:
+        options = self._options
+        return options.grace_s if decision.knowledge == "events" else options.remember_s
 
     def _measured(self, decision: Decision, now: float) -> Measured | None:
         """Return what follows a request whose prefill tells what prefills take."""
@@ -537,6 +626,7 @@ class Router:
     def check_integrity(self) -> None:
         """Assert that bookings and promises agree. For tests: it walks everything."""
         self._bookings.check_integrity()
+        self._replicas.check_integrity()
         for fit in self._fits.values():
             fit.check_integrity()
         promises = [b.promise for _, b in self._bookings if b.promise is not None]

@@ -9,6 +9,7 @@ Two wings that do not know each other, on one common ground. In reading order:
     prompting   the `[tokens]` tables, which it reads too
     envoy       the `[envoy]` table, which its picker for Envoy reads
     console     the `[console]` table: how much pages in a browser are shown
+    replicas    the `[shared]` table, and what is shown of what it says
     keys        keys and what they allow
     tls         the `[tls]` table, and the context that is made from its files
     fleet_file  a fleet.toml is read with all of them, or refused with every error in it
@@ -33,6 +34,7 @@ Two wings that do not know each other, on one common ground. In reading order:
                 API server lists
     snapshots   what the index knows of each pod, in files, or from a running `neighbour`
     event_sources   pods that are asked where they publish
+    shared/     what replicas tell each other, over a server of messages
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client
     serve       `kvbraid serve`: both wings put together
@@ -40,6 +42,6 @@ Two wings that do not know each other, on one common ground. In reading order:
 It comes with the extra `serve`.
 """
 
-from kvbraid.extras import require_serve
+from kvbraid.extras import require
 
-require_serve(__name__)
+require("serve", __name__)

@@ -21,6 +21,7 @@ from kvbraid.service.indexing import IndexTable
 from kvbraid.service.keys import MOST_KEYS, KeyEntry
 from kvbraid.service.logs import Format, Level
 from kvbraid.service.prompting import TokensTable
+from kvbraid.service.replicas import SharedTable
 from kvbraid.service.routing import RouterTable, Routing
 from kvbraid.service.tls import Tls, TlsTable
 from kvbraid.spec import Topology
@@ -182,6 +183,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     gateway: ForwardingOptions = ForwardingOptions()
     envoy: EnvoyOptions = EnvoyOptions()
     console: ConsoleOptions = ConsoleOptions()
+    shared: SharedTable = SharedTable()
     tokens: dict[str, TokensTable] = {}
     keys: Annotated[list[KeyEntry], Meta(max_length=MOST_KEYS)] = []
     pods: list[PodEntry] = []
@@ -278,6 +280,7 @@ class FleetConfig:
     forwarding: ForwardingOptions = field(default_factory=ForwardingOptions)
     envoy: EnvoyOptions = field(default_factory=EnvoyOptions)
     console: ConsoleOptions = field(default_factory=ConsoleOptions)
+    shared: SharedTable = field(default_factory=SharedTable)
     tokens: Mapping[str, TokensTable] = field(default_factory=dict)
     keys: tuple[KeyEntry, ...] = ()
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)

@@ -44,6 +44,7 @@ from kvbraid.service.pod_checks import (
     pod_id,
 )
 from kvbraid.service.prompting import TokensTable, beside
+from kvbraid.service.replicas import SharedTable, check_shared
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable, read_routing
 from kvbraid.service.tls import Tls, TlsTable, read_tls
 from kvbraid.spec_mapping import PodMapping
@@ -115,6 +116,7 @@ class _File:
         self._tls = self._read_tls()
         self._read_index()
         self._routing = self._read_routing()
+        self._shared = self._read_shared()
         self._tokens = self._read_tokens()
         with self._noting():
             check_keys(entry for _, entry in self._entries("keys", KeyEntry))
@@ -137,6 +139,7 @@ class _File:
             forwarding=parsed.gateway,
             envoy=parsed.envoy,
             console=parsed.console,
+            shared=self._shared,
             tokens=self._tokens,
             keys=tuple(parsed.keys),
             pods=self._pods,
@@ -177,6 +180,12 @@ class _File:
         with contextlib.suppress(msgspec.ValidationError), self._noting():
             return read_routing(msgspec.convert(self._document.get("router", {}), RouterTable))
         return Routing()
+
+    def _read_shared(self) -> SharedTable:
+        with contextlib.suppress(msgspec.ValidationError), self._noting():
+            table = msgspec.convert(self._document.get("shared", {}), SharedTable)
+            return check_shared(table, self._folder)
+        return SharedTable()
 
     def _read_tokens(self) -> dict[str, TokensTable]:
         tables: dict[str, TokensTable] = {}

@@ -53,6 +53,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "gateway": Part("forwarding"),
     "envoy": Part("envoy"),
     "console": Part("console"),
+    "shared": Part("shared"),
     "tokens": Part("tokens"),
     "discover": Part("discovered"),
     "kubernetes": Part("watched"),
@@ -152,6 +153,7 @@ def shown(config: FleetConfig) -> dict[str, Any]:
         gateway=config.forwarding,
         envoy=config.envoy,
         console=config.console,
+        shared=config.shared,
     )
     tables: dict[str, Any] = msgspec.to_builtins(file)
     assert set(tables) == set(FleetFile.__struct_fields__)

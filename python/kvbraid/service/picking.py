@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
-from kvbraid.policy import Decision, EngineLoad, Fitted, Router, Standing
+from kvbraid.policy import Decision, EngineLoad, Fitted, RankLoads, Router, Standing
 from kvbraid.policy.bookings import Booking
 from kvbraid.policy.view import RankId, RankNames
 from kvbraid.service.answers import (
@@ -80,6 +80,8 @@ class Picking:
         num_spans: What has become of them: `exported`, `failed` or `dropped`.
         ladder: From the prompts to what was delivered, with the reason of each gap.
         recent: The last requests, with their decisions and what became of them.
+        on_choice: Is told of each choice, and for how long other replicas should count it as on
+            its way; on any thread. It must not wait.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Picking:
         self.num_spans = Counter(exported=0, failed=0, dropped=0)
         self.ladder = Ladder(clock)
         self.recent = Recent(console)
+        self.on_choice: Callable[[Decision, float], None] | None = None
 
     def route_by(self, routing: Routing) -> None:
         """Choose by another table from the next pick on; what is booked stays booked."""
@@ -223,6 +226,8 @@ class Picking:
         if spans is not None:
             spans.note(decision, traceparent, began)
         self.recent.note(decision, now)
+        if self.on_choice is not None:
+            self.on_choice(decision, self._router.promised_s(decision))
         self._count_filters(decision.left_out, decision.lifted)
         return decision
 
@@ -254,6 +259,28 @@ class Picking:
         same = booking is not None and told.prompt_tokens in (None, booking.tokens)
         cached = told.cached_tokens if same else None  # It reused tokens of another prompt.
         return self._router.end(told.pick, now=now, cached_tokens=cached)
+
+    # ---- other replicas --------------------------------------------------------------------
+
+    def booked(self) -> RankLoads:
+        """Return what is booked here, for other replicas."""
+        return self._router.booked(now=self._clock())
+
+    def merge(self, replica: str, loads: RankLoads) -> bool:
+        """Take what another replica has booked; return whether it counts."""
+        return self._router.merge(replica, loads, now=self._clock())
+
+    def promise(self, rank: RankId, request: Request, lasts_s: float) -> bool:
+        """Count a request as on its way that another replica has sent; return whether it counts.
+
+        Raises:
+            KvbraidError: No pod serves the model, or it cannot be scored.
+        """
+        return self._router.promise(rank, request, lasts_s=lasts_s, now=self._clock())
+
+    def replica_ages_s(self) -> dict[str, float]:
+        """Return how long ago each replica was heard whose bookings count."""
+        return self._router.replica_ages_s(now=self._clock())
 
     # ---- what an operator sees -------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class RouterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     hold_s: _Above0 = _OPTIONS.hold_s
     stuck_s: _Above0 = _OPTIONS.stuck_s
     load_age_s: _Above0 = _OPTIONS.load_age_s
+    replica_age_s: _Above0 = _OPTIONS.replica_age_s
     most_bookings: Annotated[int, Meta(ge=1, le=1 << 24)] = _OPTIONS.most_bookings
     seconds: dict[str, dict[str, Any]] = {}
 

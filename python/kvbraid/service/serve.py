@@ -37,7 +37,8 @@ def new_service(config: FleetConfig) -> Service:
     shared = beside(config, config.index.secret_file)
     secret = None if folder is None else read_secret(folder, shared)
     index = FleetIndex(replace(index_options(config), secret=secret))
-    feed = Subscriber(index, silence_s=config.server.silence_s)
+    spread_s = 0.0 if config.shared.url is None else config.shared.replay_spread_s
+    feed = Subscriber(index, silence_s=config.server.silence_s, replay_spread_s=spread_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
     service = Service(
         index,

@@ -28,7 +28,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         ("[sevrer]\n", "unknown key sevrer; did you mean server?"),
         (
             "xyz = 1",
-            "known: server, tls, limits, index, router, gateway, envoy, console, tokens, keys,",
+            "known: server, tls, limits, index, router, gateway, envoy, console, shared, tokens,",
         ),
         (POD + "endpiont = 'x'", "unknown key pods[0].endpiont; did you mean endpoint?"),
         (POD + POD, "pods[1].id = 'a' is a duplicate; give each pod an id of its own"),

@@ -8,6 +8,6 @@ In reading order: `options` is what an operator gives, `metadata` what a replica
 is in flight; `choosing` puts it together, and decides.
 """
 
-from kvbraid.extras import require_route
+from kvbraid.extras import require
 
-require_route(__name__)
+require("route", __name__)

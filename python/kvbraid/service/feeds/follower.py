@@ -4,6 +4,7 @@ A failure in one feed does not affect the others. This is not thread-safe: `subs
 in one thread and passes on what other threads ask for.
 """
 
+import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -32,11 +33,13 @@ _CALM_S: Final = 60.0  # A feed that has not failed for this long starts again a
 class Patience:
     """How long to wait, in seconds, and how many bytes may wait in the meantime.
 
-    `hold_limit_bytes` is per rank, `queue_limit_bytes` per connection.
+    A replay is asked for after a random part of `replay_spread_s`. `hold_limit_bytes` is per rank,
+    `queue_limit_bytes` per connection.
     """
 
     silence_s: float
     replay_timeout_s: float
+    replay_spread_s: float
     retry_max_s: float
     hold_limit_bytes: int
     queue_limit_bytes: int
@@ -193,7 +196,8 @@ class Follower:
         if feed.replay_endpoint is None:
             return False
         now = time.monotonic()
-        self._replays[feed] = replay = Replay(self._environment, feed, start, now)
+        asks_at = now + random.random() * self._patience.replay_spread_s  # noqa: S311  No secret.
+        self._replays[feed] = replay = Replay(self._environment, feed, start, asks_at)
         replay.attend(now)
         return True
 

@@ -27,13 +27,13 @@ class Replay:
     """The answers to one question, read by the reactor until the end marker or a time-out.
 
     Attributes:
-        heard_at: When the last new answer came, or the question was asked.
+        heard_at: When the last new answer came, or the question is to be asked.
     """
 
     def __init__(
-        self, environment: ZmqEnvironment, feed: RankFeed, start: int, now: float
+        self, environment: ZmqEnvironment, feed: RankFeed, start: int, asks_at: float
     ) -> None:
-        self.heard_at = now
+        self.heard_at = self._asks_at = asks_at
         self._environment = environment
         self._feed = feed
         self._start = start
@@ -44,13 +44,14 @@ class Replay:
         self._is_drained = False
 
     def attend(self, now: float) -> None:
-        """Ask once the address is known; limit what comes to what is read.
+        """Ask when it is time and the address is known; limit what comes to what is read.
 
         Raises:
             ZMQError: No socket could be opened.
         """
         if self._socket is None:
-            self._ask(now)
+            if now >= self._asks_at:
+                self._ask(now)
             return
         while self._monitor is not None and (event := next_event(self._monitor)) is not None:
             self._meter = Meter.of(event[1])

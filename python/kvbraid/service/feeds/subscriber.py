@@ -49,6 +49,8 @@ class Subscriber(Closing):
         sink: Takes the batches and states; called from the subscriber's thread only.
         silence_s: After this long without a message, a pod is asked whether it has more.
         replay_timeout_s: After this long without an answer, a replay has failed.
+        replay_spread_s: A replay is asked for after a random part of it: an engine serves one
+            requester at a time, and other replicas miss what this one does.
         retry_max_s: Longest pause between two attempts to connect.
         hold_limit_bytes: Bytes that each rank may hold while a replay is under way.
         queue_limit_bytes: Bytes of a connection that may wait to be read; a connection with more
@@ -62,12 +64,13 @@ class Subscriber(Closing):
         InvalidValueError: A time or size that is not above 0.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - limits, each by its name
         self,
         sink: Sink,
         *,
         silence_s: float = 5.0,
         replay_timeout_s: float = 5.0,
+        replay_spread_s: float = 0.0,
         retry_max_s: float = 2.0,
         hold_limit_bytes: int = 32 << 20,
         queue_limit_bytes: int = 64 << 20,
@@ -78,6 +81,7 @@ class Subscriber(Closing):
         self._patience = Patience(
             silence_s=silence_s,
             replay_timeout_s=replay_timeout_s,
+            replay_spread_s=replay_spread_s,
             retry_max_s=retry_max_s,
             hold_limit_bytes=hold_limit_bytes,
             queue_limit_bytes=queue_limit_bytes,

@@ -255,6 +255,32 @@ class Metrics(Collector):
             age.add_metric([pod], seconds)
         yield age
 
+    def _of_replicas(self) -> Iterable[Metric]:
+        shared, ages_s = self._service.shared, self._service.picking.replica_ages_s()
+        yield GaugeMetricFamily(
+            "kvbraid_shared_ok",
+            "0 = what other replicas book is not known; 1 also where nothing is shared.",
+            value=shared is None or not shared.problem,
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_shared_replicas", "Other replicas whose bookings count.", value=len(ages_s)
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_shared_age_seconds",
+            "Since the replica spoke that was silent for longest.",
+            value=max(ages_s.values(), default=0),
+        )
+        yield from (
+            _counter(
+                "kvbraid_shared_messages", "Messages of other replicas, by what became of them.",
+                ["heard"], shared.heard if shared else {},
+            ),
+            _counter(
+                "kvbraid_shared_server", "What happened between here and their server.",
+                ["what"], shared.server.counts if shared else {},
+            ),
+        )  # fmt: skip
+
     def _of_the_service(self) -> Iterable[Metric]:
         strays = CounterMetricFamily(
             "kvbraid_stray_messages", "Messages of no registered pod.", labels=["reason"]
@@ -290,6 +316,7 @@ class Metrics(Collector):
             value=self._connection_limits.held_bytes,
         )
         yield from self._of_snapshots()
+        yield from self._of_replicas()
         yield GaugeMetricFamily(
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",

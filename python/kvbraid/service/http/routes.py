@@ -216,9 +216,9 @@ def readyz(context: Context, call: Call) -> Answer:
     missing = context.service.missing()
     if missing:
         raise RefusalError("not_ready", missing)
-    snapshots = context.service.snapshots
-    detail = "" if snapshots is None else snapshots.problem
-    return Answer(_encode(answers.StatusAnswer(status="ready", detail=detail)))
+    parts = (context.service.snapshots, context.service.shared)
+    problems = [part.problem for part in parts if part is not None and part.problem]
+    return Answer(_encode(answers.StatusAnswer(status="ready", detail="; ".join(problems))))
 
 
 def metrics(context: Context, call: Call) -> Answer:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import uvicorn
 
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.extras import require_otel
+from kvbraid.extras import require
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
 from kvbraid.service.discovery import following_names
@@ -33,6 +33,7 @@ from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.kubernetes import following_tables
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.shared.sharing import sharing
 from kvbraid.service.snapshots import saving
 from kvbraid.service.supervision import Supervisor
 from kvbraid.service.tls import Tls
@@ -51,7 +52,7 @@ def _making_spans(config: FleetConfig, service: Service) -> Iterator[None]:
         yield
         return
     try:
-        require_otel("server.otel")
+        require("otel", "server.otel")
     except ModuleNotFoundError as error:
         raise InvalidValueError(str(error)) from None
     from kvbraid.service.tracing import DecisionSpans
@@ -126,6 +127,7 @@ def following(
             asking_pods(service),
             _making_spans(config, service),
             saving(service.snapshots, service.feed, lambda: service.followed),
+            sharing(config, service),
         ):
             yield reread
     finally:

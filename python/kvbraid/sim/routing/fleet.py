@@ -9,18 +9,27 @@ of losses and of the router is apart, so policies meet the same requests at the 
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from math import isfinite
+from typing import Final, NamedTuple
 
 from kvbraid.cache import Interval
 from kvbraid.errors import UnknownError
 from kvbraid.fleet import FleetIndex, IndexOptions, Request
 from kvbraid.fleet.index import SECRET_BYTES
 from kvbraid.ids import PodId, PodState
-from kvbraid.policy import BASELINES, CostRule, Router, RouterOptions, RoutingPolicy, Seconds
-from kvbraid.reading import check, whole
+from kvbraid.policy import (
+    BASELINES,
+    CostRule,
+    Decision,
+    Router,
+    RouterOptions,
+    RoutingPolicy,
+    Seconds,
+)
+from kvbraid.reading import POSITIVE, Rule, check, whole
 from kvbraid.sim.routing.arrivals import Arrivals
 from kvbraid.sim.routing.clock import Clock
 from kvbraid.sim.routing.pod import MODEL, Prefill, Sent, SimulatedFleet, SimulatedPod
@@ -31,6 +40,32 @@ from kvbraid.sim.traces.simulation import Progress
 POLICIES: Final[Mapping[str, Callable[[], RoutingPolicy]]] = {CostRule.name: CostRule, **BASELINES}
 """Every policy by its name: the rule of kvbraid, and the baselines."""
 
+_PERIOD: Final = Rule(lambda value: value > 0, "seconds above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedReplicas:
+    """How many routers there are, of which chance gives each request one.
+
+    Every `every_s` seconds each says what it has booked, and `delay_s` later the others know it;
+    `inf`: they book apart. With `promises` they also tell each other of each request, as fast.
+    """
+
+    num: int = 1
+    every_s: float = 0.1
+    delay_s: float = 0.001
+    promises: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what there cannot be."""
+        check("num", self.num, POSITIVE)
+        check("every_s", self.every_s, _PERIOD)
+
+    @property
+    def shares(self) -> bool:
+        """Whether anything is said to anybody."""
+        return self.num > 1 and isfinite(self.every_s)
+
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
@@ -38,7 +73,8 @@ class RoutingRule:
 
     `make` makes the policy anew for each run, because some remember. A policy that has a method
     `chosen` is told of each decision before the next one. `seconds` is what the router takes for
-    those of a pod; None: what they are. With `fits` it finds out.
+    those of a pod; None: what they are. With `fits` it finds out. `replicas` are the routers that
+    follow it.
     """
 
     name: str
@@ -46,6 +82,7 @@ class RoutingRule:
     in_flight: bool = True
     seconds: Seconds | None = None
     fits: bool = False
+    replicas: SimulatedReplicas = SimulatedReplicas()
 
     @classmethod
     def named(cls, name: str, *, in_flight: bool = True) -> "RoutingRule":
@@ -60,52 +97,56 @@ class RoutingRule:
         return cls(name, POLICIES[name], in_flight)
 
 
+class _Replica(NamedTuple):
+    """One router, and the index that it asks."""
+
+    known: FleetIndex
+    router: Router
+
+
 class _Play:
     """One run, from the first request to the last answer."""
 
     def __init__(
-        self, work: Workload, fleet: SimulatedFleet, rule: RoutingRule, seed: int
+        self,
+        work: Workload,
+        fleet: SimulatedFleet,
+        rule: RoutingRule,
+        seed: int,
     ) -> None:
         self._asks, self._fleet = work.asks, fleet
         self.clock = Clock()
         self.served: list[Served] = []
         self._chance = random.Random(f"losses {seed}")  # noqa: S311 - it guards nothing
-        self._index = FleetIndex(IndexOptions(secret=bytes(SECRET_BYTES)))
         names = [PodId(f"pod-{number}") for number in range(fleet.num_pods)]
-        for name in names:
-            self._index.register(
-                name, model=MODEL, topology=fleet.model.topology, engine=fleet.engine()
-            )
-            self._index.set_state(name, PodState.EXACT)
         self._pods = {name: SimulatedPod(name, fleet) for name in names}
         self._places = {name: place for place, name in enumerate(names)}
-        policy = rule.make()
-        self._router = Router(
-            self._index,
-            policy,
-            seconds={MODEL: rule.seconds or fleet.pace.prefill},
-            options=RouterOptions(
-                in_flight=rule.in_flight,
-                sparse_windows=isinstance(fleet.retention, Interval),
-                hold_s=float("inf"),
-                stuck_s=float("inf"),
-                fit=frozenset({MODEL} if rule.fits else ()),
-            ),
-            chance=random.Random(f"router {seed}"),  # noqa: S311 - it guards nothing
-            note=getattr(policy, "chosen", None),
-        )
+        self._sharing = rule.replicas
+        self._replicas = [
+            _replica(names, fleet, rule, f"{seed}" if number == 0 else f"{seed} of {number}")
+            for number in range(rule.replicas.num)
+        ]
+        self._entry = random.Random(f"entry {seed}")  # noqa: S311 - it guards nothing
+        self._routers: dict[int, Router] = {}  # Of requests without an answer.
+        self._num_answered = 0
 
     def go(self, arrivals: Arrivals, seed: int, progress: Progress | None) -> None:
         """Play everything."""
         self._progress = progress
         self._note_answer = arrivals.begin(self._asks, self.send, self.clock, seed)
+        if self._sharing.shares:
+            for number in range(len(self._replicas)):
+                phase = self._sharing.every_s * number / len(self._replicas)
+                self.clock.at(phase, partial(self._share, number))
         self.clock.run()
 
     def send(self, number: int, now: float) -> None:
         """Let the router choose a pod, and put the request into its line."""
         tokens = self._asks[number].prompt()
         request = Request(model=MODEL, token_ids=tokens)
-        decision = self._router.pick(str(number), request, now=now)
+        router = self._routers[number] = self._entry.choice(self._replicas).router
+        decision = router.pick(str(number), request, now=now)
+        self._promise(decision, router, now)
         pod = self._pods[decision.rank[0]]
         sent = Sent(
             number=number,
@@ -147,7 +188,7 @@ class _Play:
         self.clock.at(now + busy_s, partial(self._first_token, pod, sent, prefill))
 
     def _first_token(self, pod: SimulatedPod, sent: Sent, prefill: Prefill, now: float) -> None:
-        self._router.first_token(str(sent.number), now=now)
+        self._routers[sent.number].first_token(str(sent.number), now=now)
         self.clock.at(now + self._fleet.delay_s, partial(self._tell, pod, prefill.messages))
         pod.decoding += 1
         outputs = self._asks[sent.number].num_outputs
@@ -157,7 +198,8 @@ class _Play:
 
     def _answered(self, pod: SimulatedPod, number: int, cached: int, now: float) -> None:
         pod.decoding -= 1
-        self._router.end(str(number), now=now, cached_tokens=cached)
+        self._routers.pop(number).end(str(number), now=now, cached_tokens=cached)
+        self._num_answered += 1
         self._note_answer(number, now)
         if self._progress is not None:
             self._progress(len(self.served))
@@ -171,10 +213,64 @@ class _Play:
                 continue
             if pod.has_gap:
                 pod.has_gap = False
-                self._index.lose(pod.name)
-                self._index.set_state(pod.name, PodState.DEGRADED, reason="a message was lost")
-            self._index.apply(pod.name, message)
+                for index, _ in self._replicas:
+                    index.lose(pod.name)
+                    index.set_state(pod.name, PodState.DEGRADED, reason="a message was lost")
+            for index, _ in self._replicas:
+                index.apply(pod.name, message)
         pod.num_untold -= len(messages)
+
+    def _promise(self, decision: Decision, router: Router, now: float) -> None:
+        """Tell the other routers of a request that one has sent."""
+        if not self._sharing.shares or not self._sharing.promises:
+            return
+        rank, request = decision.rank, decision.view.request
+        lasts_s = router.promised_s(decision)
+
+        def hear(now: float) -> None:
+            for _, other in self._replicas:
+                if other is not router:
+                    other.promise(rank, request, lasts_s=lasts_s, now=now)
+
+        self.clock.at(now + self._sharing.delay_s, hear)
+
+    def _share(self, number: int, now: float) -> None:
+        """Tell the other replicas what one has booked, and do so again later."""
+        loads = self._replicas[number].router.booked(now=now)
+
+        def hear(now: float) -> None:
+            for other, (_, router) in enumerate(self._replicas):
+                if other != number:
+                    router.merge(str(number), loads, now=now)
+
+        self.clock.at(now + self._sharing.delay_s, hear)
+        if self._num_answered < len(self._asks):
+            self.clock.at(now + self._sharing.every_s, partial(self._share, number))
+
+
+def _replica(
+    names: Sequence[PodId], fleet: SimulatedFleet, rule: RoutingRule, seed: str
+) -> _Replica:
+    index = FleetIndex(IndexOptions(secret=bytes(SECRET_BYTES)))
+    for name in names:
+        index.register(name, model=MODEL, topology=fleet.model.topology, engine=fleet.engine())
+        index.set_state(name, PodState.EXACT)
+    policy = rule.make()
+    router = Router(
+        index,
+        policy,
+        seconds={MODEL: rule.seconds or fleet.pace.prefill},
+        options=RouterOptions(
+            in_flight=rule.in_flight,
+            sparse_windows=isinstance(fleet.retention, Interval),
+            hold_s=float("inf"),
+            stuck_s=float("inf"),
+            fit=frozenset({MODEL} if rule.fits else ()),
+        ),
+        chance=random.Random(f"router {seed}"),  # noqa: S311 - it guards nothing
+        note=getattr(policy, "chosen", None),
+    )
+    return _Replica(index, router)
 
 
 def play(

@@ -1,0 +1,113 @@
+"""The `[shared]` table of fleet.toml: what replicas of one fleet tell each other, and where.
+
+`shared/` reads it. Without a `url` there is one replica, or each books apart.
+"""
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from kvbraid.errors import InvalidValueError, shortened
+
+_ReplicaName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+_URL: Final = re.compile(
+    r"(?:nats|tls)://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::\d+)?"
+)
+
+
+class Server(Protocol):
+    """Whoever carries messages."""
+
+    @property
+    def problem(self) -> str:
+        """Why it is not there; empty if it is."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What has happened to the connection and to messages."""
+        ...
+
+
+class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the NATS server is, and as whom it is spoken to.
+
+    `replica` is the name of this process among those of its `fleet`; None: the host's. The
+    password of `user` is the first line of `password_file`, and `ca` has the authorities that may
+    have signed the server's certificate. What is booked is published every `every_s` seconds. An
+    engine is asked for lost events after a random part of `replay_spread_s`, because all replicas
+    ask at about the same time.
+    """
+
+    url: str | None = None
+    fleet: _ReplicaName = "default"
+    replica: _ReplicaName | None = None
+    user: str | None = None
+    password_file: str | None = None
+    ca: str | None = None
+    every_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
+    replay_spread_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
+
+    @property
+    def name(self) -> str:
+        """The name of this replica."""
+        return self.replica or _sound(socket.gethostname())
+
+
+@dataclass(slots=True)
+class SharedState:
+    """What a service shows of its replicas, as their thread leaves it.
+
+    Attributes:
+        name: That of this replica.
+        server: The server that they speak through, with its problem and its counts.
+        heard: What has become of messages of others.
+        twice: The names under which two processes speak.
+    """
+
+    name: str
+    server: Server
+    heard: Mapping[str, int]
+    twice: Sequence[str] = ()
+
+    @property
+    def problem(self) -> str:
+        """Why requests are not chosen as if there were one replica; empty if they are."""
+        told = [f"replica {self.name} books apart: {self.server.problem}"] * bool(
+            self.server.problem
+        )
+        told += [f"two replicas have the name {name}: give each its own" for name in self.twice]
+        return "; ".join(told)
+
+
+def check_shared(table: SharedTable, folder: Path) -> SharedTable:
+    """Check what the types of a table cannot; return it with paths that begin at the folder.
+
+    Raises:
+        InvalidValueError: One line with the key, the value and what was expected.
+    """
+    url = table.url
+    if url is None:
+        if table != SharedTable():
+            raise InvalidValueError("shared: there is no url; give nats://HOST:PORT, or no table")
+    elif not _URL.fullmatch(url):
+        remedy = "expected nats://HOST:PORT or tls://HOST:PORT; user and password have their keys"
+        raise InvalidValueError(f"shared.url = {shortened(url)}; {remedy}")
+    elif table.ca is not None and not url.startswith("tls:"):
+        raise InvalidValueError("shared.ca is given, but no certificate is asked of nats://")
+    elif (table.user is None) != (table.password_file is None):
+        raise InvalidValueError("shared: give user and password_file, or neither of them")
+    paths = {key: getattr(table, key) for key in ("password_file", "ca")}
+    inside = {key: path and str(folder / path) for key, path in paths.items()}
+    return msgspec.structs.replace(table, **inside)
+
+
+def _sound(host: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", host).lstrip("_-")[:63]
+    return name or "replica"
