@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from kvbraid.ids import PodId
+from kvbraid.service.kubernetes import api_server
+from kvbraid.service.kubernetes.objects import NoAnswerError
 
-from tests.service.kubernetes.following import TABLE, running
+from tests.service.kubernetes.following import TABLE, Running, read, running
 from tests.service.kubernetes.kube_api import PODS, FakeApi, a_pod, a_pool, that_goes
-from tests.service.serving import until
 
 BY_LABEL = TABLE.replace('service = "engines"', 'pods = "app=vllm"')
 OF_POOL = TABLE.replace("service", "pool").replace('port = "http"\n', "", 1)
@@ -94,14 +95,18 @@ def test_a_pool_that_is_gone_or_unreadable_changes_nothing(
         it.become("1", "2")
 
 
-def test_five_thousand_pods_of_ten_kilobytes_each_are_listed(tmp_path: Path, api: FakeApi) -> None:
+def test_five_thousand_pods_of_ten_kilobytes_each_are_listed(
+    tmp_path: Path, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_server, "LIST_S", 300.0)
     api.page = 200
     api.objects = [a_pod(number, message="x" * 10_000) for number in range(5000)]
-    with running(tmp_path, api, BY_LABEL) as it:
-        it.count("listed")
-        assert len(it.service.pods) == 1024
-        assert it.counts["too_many_pods"] == 5000 - 1024
-        api.tell("MODIFIED", that_goes(a_pod(4999)))
-        api.tell("MODIFIED", that_goes(a_pod(0)))
-        gone = PodId("inference/engine-0")
-        assert until(lambda: it.service.pods[gone].serving.drain, bool)
+    api.tell("MODIFIED", that_goes(a_pod(0)))
+    api.close()
+    it = Running(read(tmp_path, api, BY_LABEL))
+    with pytest.raises(NoAnswerError, match="peer closed"):
+        it.table.ask()
+    it.table.check_integrity()
+    assert len(it.service.pods) == 1024
+    assert it.counts["too_many_pods"] == 5000 - 1024
+    assert it.service.pods[PodId("inference/engine-0")].serving.drain

@@ -12,10 +12,11 @@ import msgspec
 from kvbraid.errors import InvalidValueError, KvbraidError, shortened
 from kvbraid.ids import PodId
 from kvbraid.integrations.replicas.options import DeploymentOptions
-from kvbraid.service.config import ASK, PodBody, PodConfig, pod_config
+from kvbraid.service.config import ASK, PodBody, PodConfig
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import as_refusal
 from kvbraid.service.feeds.endpoints import subscriber_binds
+from kvbraid.service.pod_checks import pod_config
 
 METADATA: Final = "kvbraid"
 """The key of what a deployment returns from `record_replica_metadata`: fields of a pod. Under the
