@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions
@@ -70,13 +70,19 @@ def size(num_blocks: int, new: Callable[[], FleetIndex] = new_index) -> Iterator
     yield lambda: bytes_per_block(num_blocks, new)
 
 
+@cache
+def asked_index() -> FleetIndex:
+    """Return the index of both sides of `pause`."""
+    return full_index(NUM_BLOCKS)
+
+
 @contextlib.contextmanager
 def pause(*, is_saved: bool) -> Iterator[Sample]:
     """The longest answer in milliseconds while batches come in, and perhaps pods are saved.
 
     The batches are made before, so that no thread keeps the interpreter for long.
     """
-    index = full_index(NUM_BLOCKS)
+    index = asked_index()
     batches = [
         (pod_name(message.pod), message.payload, message.num_stored)
         for message in itertools.islice(Mix(NUM_BLOCKS, seed=4), NUM_BATCHES)
