@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from kvbraid.fleet import Request
 from kvbraid.integrations.ray import KvbraidRouter
@@ -37,19 +38,19 @@ class PublishingReplica(FakeReplica):
         }
 
 
-def rows(router: KvbraidRouter, work: WorkRequest) -> list[tuple[str, int, int, int]]:
-    scores = router._chooser.router._index.score(
-        Request(model=PRESET.model, token_ids=work.prompt)
-    )
-    return sorted((row.pod, row.lower, row.upper, row.expected) for row in scores.rows)
+def rows(router: KvbraidRouter, work: WorkRequest) -> list[tuple[tuple[str, int], int, int, int]]:
+    request = Request(model=PRESET.model, token_ids=work.prompt)
+    found = router._chooser.router._index.score(request).columns()
+    return sorted(zip(found.ranks, found.lower, found.upper, found.expected, strict=True))
 
 
 async def settle(routers: Sequence[KvbraidRouter], replicas: Sequence[PublishingReplica]) -> None:
     """Wait until each router has applied what was published last."""
     wanted = {replica.replica_id.unique_id: replica.last_seq for replica in replicas}
     for router in routers:
+        feed: Any = router._chooser.replicas._feed
         while True:
-            known = {row.pod: row for row in router._chooser.replicas._feed.status()}
+            known = {row.pod: row for row in feed.status()}
             if known.keys() == wanted.keys() and all(
                 known[pod].is_rebuilt and (seq < 0 or known[pod].last_seq == seq)
                 for pod, seq in wanted.items()
