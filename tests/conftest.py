@@ -35,6 +35,11 @@ if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
     collect_ignore.append("vllm")  # Needs a real vLLM: `make test-vllm`.
 if os.environ.get("KVBRAID_TORCH") != "1":
     collect_ignore.append("torch")  # Needs torch: `make test-torch`.
+if os.environ.get("KVBRAID_OTEL") != "1":
+    collect_ignore.append("otel")  # Needs an environment of its own: `make test-otel`.
+
+if os.environ.get("KVBRAID_RAY") != "1":
+    collect_ignore.append("ray")  # Needs Ray Serve: `make test-ray`.
 
 if os.environ.get("KVBRAID_CONSOLE") != "1":
     collect_ignore.append("console")  # Needs a browser: `make test-console`.

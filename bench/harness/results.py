@@ -30,12 +30,18 @@ _INDEX: Final = (
     "python/kvbraid/fleet",
 )
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
-    "beyond": (*_CACHE, *_INDEX, "python/kvbraid/policy", "python/kvbraid/sim/routing"),
+    "beyond": (
+        *_CACHE,
+        *_INDEX,
+        "python/kvbraid/integrations/replicas",
+        "python/kvbraid/policy",
+        "python/kvbraid/sim/routing",
+    ),
     "cache": _CACHE,
     "fire": _INDEX,
     "fleet": (*_INDEX, "python/kvbraid/service"),
     "layout": ("python/kvbraid/layout", "python/kvbraid/models"),
-    "operate": (*_INDEX, "python/kvbraid/service"),
+    "operate": (*_INDEX, "python/kvbraid/console", "python/kvbraid/service"),
     "recovery": (*_CACHE, "crates/core/src/recovery", "python/kvbraid/recovery"),
     "retention": _CACHE,
     "router": (

@@ -9,31 +9,51 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
-from bench.fleet.ours import apply_all, new_index, pod_name
+from bench.fleet.ours import FULL, apply_all, pod_name
+from bench.fleet.ours import new_index as index_of
 from bench.fleet.streams import NUM_PODS, Mix
-from bench.harness.measure import Row, Sample, Slice, Target
+from bench.harness.measure import Row, Sample, Slice, Target, before_others
 
 NUM_BLOCKS = int(os.environ.get("KVBRAID_BENCH_BLOCKS", "10_000_000"))
 NUM_SAVES = 32
+NUM_BATCHES = 20_000
 EVENTS_PER_S = 100_000
 OPTIONS = IndexOptions(secret=bytes(SECRET_BYTES))
 
 
-def full_index(num_blocks: int) -> FleetIndex:
+new_index = partial(index_of, options=OPTIONS)
+
+
+def full_index(num_blocks: int, new: Callable[[], FleetIndex] = new_index) -> FleetIndex:
     """Return an index that has taken in so many stored blocks."""
-    index = new_index(options=OPTIONS)
-    apply_all(index, Mix(num_blocks))
+    index = new()
+    for message in Mix(num_blocks):
+        index.apply(pod_name(message.pod), message.payload)
     return index
 
 
-def bytes_per_block(num_blocks: int) -> float:
+def sglang_index() -> FleetIndex:
+    """Return an index of pods with windows, of which no event tells."""
+    index = FleetIndex(OPTIONS)
+    groups = (FULL, GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=1024))
+    engine = EngineProfile(dialect=EngineDialect.SGLANG)
+    for pod in map(pod_name, range(NUM_PODS)):
+        index.register(pod, model="model", topology=Topology(groups=groups), engine=engine)
+    return index
+
+
+def bytes_per_block(num_blocks: int, new: Callable[[], FleetIndex] = new_index) -> float:
     """Return the bytes of all snapshots per block that they hold; each can be read."""
-    index, other = full_index(num_blocks), new_index(options=OPTIONS)
+    index, other = full_index(num_blocks, new), new()
     num_bytes = 0
     for pod in map(pod_name, range(NUM_PODS)):
         saved = index.save(pod)
@@ -45,50 +65,63 @@ def bytes_per_block(num_blocks: int) -> float:
 
 
 @contextlib.contextmanager
-def size() -> Iterator[Sample]:
+def size(num_blocks: int, new: Callable[[], FleetIndex] = new_index) -> Iterator[Sample]:
     """Bytes per block."""
-    yield lambda: bytes_per_block(NUM_BLOCKS)
+    yield lambda: bytes_per_block(num_blocks, new)
 
 
 @contextlib.contextmanager
-def pause() -> Iterator[Sample]:
-    """The longest answer in milliseconds while pods are saved, and batches come in."""
+def pause(*, is_saved: bool) -> Iterator[Sample]:
+    """The longest answer in milliseconds while batches come in, and perhaps pods are saved.
+
+    The batches are made before, so that no thread keeps the interpreter for long.
+    """
     index = full_index(NUM_BLOCKS)
+    batches = [
+        (pod_name(message.pod), message.payload, message.num_stored)
+        for message in itertools.islice(Mix(NUM_BLOCKS, seed=4), NUM_BATCHES)
+    ]
     request = Request(model="model", token_ids=range(1024))
 
     def sample() -> float:
         over = threading.Event()
-        threads = [threading.Thread(target=work, args=(index, over)) for work in (publish, save)]
-        for thread in threads:
-            thread.start()
+        coming = threading.Thread(target=publish, args=(index, batches, over))
+        saving = threading.Thread(target=save, args=(index if is_saved else None, over))
         longest = 0.0
-        while threads[1].is_alive():
-            begin = time.perf_counter()
-            index.score(request)
-            longest = max(longest, time.perf_counter() - begin)
-            time.sleep(0.001)
-        over.set()
-        for thread in threads:
-            thread.join()
+        with before_others():
+            for thread in (coming, saving):
+                thread.start()
+            while saving.is_alive():
+                begin = time.perf_counter()
+                index.score(request)
+                longest = max(longest, time.perf_counter() - begin)
+                time.sleep(0.001)
+            over.set()
+            for thread in (coming, saving):
+                thread.join()
         return 1e3 * longest
 
     yield sample
 
 
-def publish(index: FleetIndex, over: threading.Event) -> None:
+def publish(
+    index: FleetIndex, batches: Sequence[tuple[PodId, bytes, int]], over: threading.Event
+) -> None:
     """Apply blocks at a steady rate until it is over."""
     begin, num_stored = time.monotonic(), 0
-    for message in itertools.takewhile(lambda _: not over.is_set(), Mix(NUM_BLOCKS)):
-        apply_all(index, [message])
-        num_stored += message.num_stored
-        over.wait(max(0.0, begin + num_stored / EVENTS_PER_S - time.monotonic()))
+    for pod, payload, blocks in itertools.cycle(batches):
+        index.apply(pod, payload)
+        num_stored += blocks
+        if over.wait(max(0.0, begin + num_stored / EVENTS_PER_S - time.monotonic())):
+            return
 
 
-def save(index: FleetIndex, over: threading.Event) -> None:
-    """Save some pods, one after the other."""
+def save(index: FleetIndex | None, over: threading.Event) -> None:
+    """Save some pods, one after the other; None: take as long without it."""
     for pod in range(NUM_SAVES):
-        index.save(pod_name(pod % NUM_PODS))
-        over.wait(0.01)
+        if index is not None:
+            index.save(pod_name(pod % NUM_PODS))
+        over.wait(0.03)
 
 
 @contextlib.contextmanager
@@ -99,7 +132,7 @@ def load() -> Iterator[Sample]:
     del index
 
     def sample() -> float:
-        other = new_index(options=OPTIONS)
+        other = new_index()
         begin = time.perf_counter()
         for pod, content in saved.items():
             other.load(pod, content)
@@ -114,7 +147,7 @@ def replay() -> Iterator[Sample]:
     batches = list(Mix(NUM_BLOCKS))
 
     def sample() -> float:
-        other = new_index(options=OPTIONS)
+        other = new_index()
         begin = time.perf_counter()
         apply_all(other, batches)
         return time.perf_counter() - begin
@@ -127,18 +160,20 @@ ROWS = (
         name="snapshot_size",
         question="64 pods, agents and chats",
         unit="bytes per block",
-        ours=size,
+        ours=partial(size, NUM_BLOCKS),
         target=Target(ours=20),
         samples=1,
+        beside={"SGLang with windows": partial(size, NUM_BLOCKS // 10, sglang_index)},
         slice=Slice(lambda: bytes_per_block(20_000), Target(ours=30)),
     ),
     Row(
         name="snapshot_pause",
         question="pods are saved while 100 000 blocks/s come in: the longest answer",
         unit="ms",
-        ours=pause,
+        ours=partial(pause, is_saved=True),
         target=Target(ours=5),
         samples=3,
+        beside={"without saving": partial(pause, is_saved=False)},
     ),
     Row(
         name="snapshot_load",

@@ -2,13 +2,13 @@
 
 import sys
 
-from kvbraid.extras import require_serve
+from kvbraid.extras import require
 
 
 def main() -> None:
     """Run the command line and exit; the status is 2 if the extra is missing."""
     try:
-        require_serve("this command")
+        require("serve", "this command")
     except ModuleNotFoundError as error:
         sys.stderr.write(f"kvbraid: {error}\n")
         sys.exit(2)

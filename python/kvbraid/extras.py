@@ -1,16 +1,15 @@
-"""The extras: `serve` for commands, `route` for a gateway, `envoy`, `nats`, `torch`, `transfer`.
+"""The extras: what each needs, and what a user without it reads.
 
-The base install is only the library. Code that needs an extra calls `require_serve`,
-`require_route`, `require_envoy`, `require_nats`, `require_torch` or `require_transfer` first, so a
-user reads what to install instead of the name of a missing module. kvbraid is in no package
-registry: what is told installs it from its source.
+The base install is only the library. Code that needs an extra calls `require` first, so a user
+reads what to install instead of the name of a missing module. kvbraid is in no package registry:
+what is told installs it from its source.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final
 
-SERVE: Final = (
+_SERVE: Final = (
     "click",
     "httptools",
     "httpx",
@@ -20,13 +19,19 @@ SERVE: Final = (
     "zmq",
     "anyio",
 )
-"""The modules of the extra that the package imports."""
+_ROUTE: Final = (*_SERVE, "aiohttp", "jinja2", "tokenizers", "yarl")
 
-ROUTE: Final = ("aiohttp", "jinja2", "tokenizers", "yarl")
-"""The modules that `route` has besides those of `serve`."""
-
-ENVOY: Final = ("grpc", "google.protobuf")
-"""The modules that `envoy` has besides those of `route`."""
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "serve": _SERVE,
+    "route": _ROUTE,
+    "envoy": (*_ROUTE, "grpc", "google.protobuf"),
+    "nats": (*_SERVE, "nats"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "ray": (*_ROUTE, "ray", "fastapi"),  # The latter comes with Ray Serve.
+    "torch": ("torch", "numpy"),
+    "transfer": ("numpy", "xxhash"),
+}
+"""The modules of each extra that the package imports."""
 
 
 def remedy(extra: str) -> str:
@@ -34,62 +39,13 @@ def remedy(extra: str) -> str:
     return f"in a checkout of kvbraid, pip install '.[{extra}]'"
 
 
-def require_serve(who: str) -> None:
-    """Check that the extra `serve` is installed.
+def require(extra: str, who: str, *names: str) -> None:
+    """Check that the modules of an extra are installed, or only these of them.
 
     Raises:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
-    _require(who, "serve", SERVE)
-
-
-def require_route(who: str) -> None:
-    """Check that the extra `route` is installed.
-
-    Raises:
-        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
-    """
-    _require(who, "route", (*SERVE, *ROUTE))
-
-
-def require_envoy(who: str) -> None:
-    """Check that the extra `envoy` is installed.
-
-    Raises:
-        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
-    """
-    _require(who, "envoy", (*SERVE, *ROUTE, *ENVOY))
-
-
-def require_nats(who: str) -> None:
-    """Check that the extra `nats` is installed.
-
-    Raises:
-        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
-    """
-    _require(who, "nats", (*SERVE, "nats"))
-
-
-def require_torch(who: str, *names: str) -> None:
-    """Check that these modules of the extra `torch` (torch, numpy) are installed.
-
-    Raises:
-        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
-    """
-    _require(who, "torch", names)
-
-
-def require_transfer(who: str, *names: str) -> None:
-    """Check that these modules of the extra `transfer` (numpy, xxhash) are installed.
-
-    Raises:
-        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
-    """
-    _require(who, "transfer", names)
-
-
-def _require(who: str, extra: str, names: Iterable[str]) -> None:
-    for name in names:
+    for name in names or MODULES[extra]:
         if not _is_there(name):
             msg = f"{who} needs {name}, which is not installed: {remedy(extra)}"
             raise ModuleNotFoundError(msg, name=name)

@@ -2,10 +2,12 @@
 
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,13 +15,21 @@ import httpx
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 MAIN = "from kvbraid.cli import main; main()"
-PAGES = ("fleet", "requests", "explain", "ladder")
+PAGES = ("fleet", "requests", "explain", "ladder", "policy", "config")
 GROUPS = {
     "groups": [
         {"kind": "full_attention", "block_size": 16},
         {"kind": "sliding_window", "block_size": 16, "window": 32},
     ]
 }
+POD = """
+[[pods]]
+id = "pod-{}"
+model = "m{}"
+[[pods.topology.groups]]
+kind = "full_attention"
+block_size = 16
+"""
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -78,6 +88,18 @@ class Opened:
     def close(self) -> None:
         for context in self._contexts:
             context.close()
+
+
+def quiet_port() -> int:
+    """Return a free port that the system gives to no connection as its own end.
+
+    A page that asks a server which is gone could be given any other one, and connect to itself.
+    """
+    for port in Random().sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("100 ports are in use")
 
 
 def put(url: str, pod: str, **fields: object) -> None:

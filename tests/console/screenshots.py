@@ -43,6 +43,8 @@ def main() -> None:
         )
         picture(page, f"{url}/explain?request={name}", folder / "console-explain.png", height=880)
         picture(page, f"{url}/ladder", folder / "console-ladder.png", height=720)
+        picture(page, f"{url}/policy", folder / "console-policy.png", height=760)
+        picture(page, f"{url}/config", folder / "console-config.png", height=620)
         browser.close()
 
 

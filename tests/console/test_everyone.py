@@ -71,12 +71,13 @@ def focused(page: Page) -> Any:  # noqa: ANN401
 def test_the_keyboard_reaches_everything_and_stays_where_it_is(opened: Opened, demo: str) -> None:
     page = ready(opened(demo))
     reached = []
-    for _ in range(8):
+    for _ in range(10):
         page.keyboard.press("Tab")
         reached.append(tuple(focused(page)))
     assert reached == [
         ("A", "Skip to the page"), ("A", "kvbraid"), ("A", "Fleet"), ("A", "Requests"),
-        ("A", "Explain"), ("A", "Ladder"), ("A", "JSON"), ("INPUT", "find"),
+        ("A", "Explain"), ("A", "Ladder"), ("A", "Policy"), ("A", "Config"), ("A", "JSON"),
+        ("INPUT", "find"),
     ]  # fmt: skip
     page.keyboard.type("gpt-oss-1")
     page.wait_for_timeout(1500)  # Messages come, and rows are drawn anew.

@@ -10,7 +10,7 @@ from itertools import permutations
 import pytest
 from kvbraid.engine import EngineProfile
 from kvbraid.events import AllBlocksCleared, BlockStored
-from kvbraid.fleet.index import FleetIndex
+from kvbraid.fleet.index import FleetIndex, IndexOptions, Presence
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, HashAlgo, block_keys
 from kvbraid.ids import PodState
@@ -143,6 +143,22 @@ def test_copies_told_by_hash_alone_are_in_doubt_when_blocks_turn_out_larger() ->
     assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == exactly(0)
     (pod,) = index.pods()
     assert pod.refused == {}
+
+
+@pytest.mark.parametrize("presence", ["count", "set"])
+def test_a_store_settles_a_doubt_about_blocks_that_turned_out_larger_unless_copies_are_counted(
+    presence: Presence,
+) -> None:
+    index = an_index(options=IndexOptions(presence=presence))
+    tell(index, PROMPT.stored(replace(LARGE, block=32), range(1)))
+    tell(index, PROMPT.stored(LARGE, range(3), token_ids=(), block_size=0, medium="CPU"))
+    tell(index, PROMPT.stored(LARGE), *PROMPT.removed(LARGE, range(4)))
+    assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == (0, 192)
+    tell(index, PROMPT.stored(LARGE, range(3), medium="CPU"))
+    assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == exactly(192)
+    tell(index, *PROMPT.removed(LARGE, range(3), medium="CPU"))
+    left = (0, 192) if presence == "count" else exactly(0)
+    assert answer(index, PROMPT.prompt, tiers=["gpu", "cpu"]) == left
 
 
 def test_a_whole_block_without_a_place_may_not_end_inside_a_block() -> None:

@@ -20,6 +20,7 @@ _CONFIG: Final = """
 ready_after_s = 0
 [index]
 memory_limit_bytes = 1000000000
+snapshots = "warm"
 [[pods]]
 id = "a"
 model = "m"

@@ -1,8 +1,5 @@
 """deploy/kubernetes: manifests that are valid, agree with each other, and start what answers."""
 
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +12,16 @@ from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
 
 from tests.deploy.commands import started
+from tests.deploy.manifests import (
+    VERSIONS,
+    built,
+    needs_kubectl,
+    needs_validate,
+    validate,
+)
 from tests.service.serving import MAIN, ROOT
 
 FOLDER: Final = ROOT / "deploy" / "kubernetes"
-KUBECTL: Final = shutil.which("kubectl")
-VALIDATE: Final = shutil.which(
-    "kubernetes-validate",
-    path=f"{ROOT / '.venv-gateway' / 'bin'}:{os.environ.get('PATH', '')}",
-)
-VERSIONS: Final = ("1.30.0", "1.37.0")
-"""The first that has the hook `sleep`, and the last whose schemas there are."""
-
 KUSTOMIZATION: Final[dict[str, Any]] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 FILES: Final[list[str]] = KUSTOMIZATION["resources"]
 OBJECTS: Final[dict[str, dict[str, Any]]] = {
@@ -37,20 +33,6 @@ POD: Final[dict[str, Any]] = OBJECTS["Deployment"]["spec"]["template"]
 (CONTAINER,) = POD["spec"]["containers"]
 MOUNTED: Final = "/etc/kvbraid/fleet.toml"
 UNITS: Final = {"Gi": 1 << 30, "Mi": 1 << 20}
-
-needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="needs kubectl")
-needs_validate = pytest.mark.skipif(VALIDATE is None, reason="needs kubernetes-validate")
-
-
-def validate(*paths: Path, version: str) -> str:
-    """Return what is wrong."""
-    assert VALIDATE is not None
-    options = ("--strict", "--no-warn", "--quiet", "-k", version)
-    done = subprocess.run(
-        [VALIDATE, *options, *paths], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert bool(done.returncode) == bool(done.stdout + done.stderr)
-    return done.stdout + done.stderr
 
 
 @needs_validate
@@ -68,15 +50,13 @@ def test_a_field_that_does_not_exist_is_found(tmp_path: Path) -> None:
 
 @needs_kubectl
 def test_the_base_is_built_with_the_configuration_under_the_name_that_is_mounted() -> None:
-    assert KUBECTL is not None
-    built = subprocess.check_output([KUBECTL, "kustomize", FOLDER], text=True, timeout=120)
-    objects = {each["kind"]: each for each in yaml.safe_load_all(built)}
+    objects = built(FOLDER)
     assert objects.keys() == {*OBJECTS, "ConfigMap"}
     namespace = KUSTOMIZATION["namespace"]
     assert {each["metadata"]["namespace"] for each in objects.values()} == {namespace}
     (subject,) = objects["RoleBinding"]["subjects"]
     assert subject["namespace"] == namespace
-    (volume,) = objects["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    volume, *_ = objects["Deployment"]["spec"]["template"]["spec"]["volumes"]
     assert volume["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
     assert objects["ConfigMap"]["data"] == {"fleet.toml": (FOLDER / "fleet.toml").read_text()}
 
@@ -106,7 +86,7 @@ def test_ports_have_the_name_and_number_of_the_server() -> None:
 
 
 def test_the_api_server_can_be_reached() -> None:
-    _, server, _ = OBJECTS["NetworkPolicy"]["spec"]["egress"]
+    _, server, *_ = OBJECTS["NetworkPolicy"]["spec"]["egress"]
     assert [each["port"] for each in server["ports"]] == [443, 6443]
     assert "to" not in server
 
@@ -132,17 +112,36 @@ def test_only_the_endpoints_of_one_namespace_can_be_read() -> None:
     assert POD["spec"]["serviceAccountName"] == account
 
 
-def test_a_pod_may_do_nothing_but_read_its_configuration() -> None:
+def test_a_pod_may_do_nothing_but_read_its_configuration_and_write_its_snapshots() -> None:
     assert POD["spec"]["securityContext"]["runAsNonRoot"] is True
     assert CONTAINER["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    (mount,) = CONTAINER["volumeMounts"]
-    assert mount["readOnly"]
-    assert f"{mount['mountPath']}/fleet.toml" == MOUNTED
-    assert "subPath" not in mount
+    mounts = {mount["name"]: mount for mount in CONTAINER["volumeMounts"]}
+    assert [volume["name"] for volume in POD["spec"]["volumes"]] == list(mounts)
+    assert f"{mounts['config']['mountPath']}/fleet.toml" == MOUNTED
+    assert all("subPath" not in mount for mount in mounts.values())
+    (writable,) = (mount for mount in mounts.values() if not mount.get("readOnly"))
+    assert writable["mountPath"] == read_fleet_file(FOLDER / "fleet.toml").index.snapshots
+
+
+def test_a_replica_that_asks_its_neighbour_reaches_it_and_has_its_secret(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.toml"
+    text = (FOLDER / "fleet.toml").read_text()
+    config.write_text(text.replace("# secret", "secret").replace("# neighbour", "neighbour"))
+    index = read_fleet_file(config).index
+    service = OBJECTS["Service"]
+    (port,) = service["spec"]["ports"]
+    assert index.neighbour == f"http://{service['metadata']['name']}:{port['port']}"
+    *_, replicas = OBJECTS["NetworkPolicy"]["spec"]["egress"]
+    assert [each["port"] for each in replicas["ports"]] == [CONTAINER["ports"][0]["containerPort"]]
+    assert replicas["to"] == [{"podSelector": OBJECTS["Deployment"]["spec"]["selector"]}]
+    *_, volume = POD["spec"]["volumes"]
+    *_, mount = CONTAINER["volumeMounts"]
+    (item,) = volume["secret"]["items"]
+    assert index.secret_file == f"{mount['mountPath']}/{item['path']}"
 
 
 def test_the_memory_of_a_pod_has_room_for_what_kvbraid_may_use() -> None:
@@ -162,8 +161,8 @@ def test_the_container_starts_with_its_configuration_and_its_probes_are_answered
 ) -> None:
     config = tmp_path / "fleet.toml"
     text = (FOLDER / "fleet.toml").read_text()
-    assert 'service = "engines"' in text
-    config.write_text(text)  # No API server is there, and nobody waits for it.
+    assert 'service = "engines"' in text  # No API server is there, and nobody waits for it.
+    config.write_text(text.replace("/var/lib/kvbraid", str(tmp_path / "snapshots")))
     assert MOUNTED in CONTAINER["args"]
     arguments = [str(config) if each == MOUNTED else each for each in CONTAINER["args"]]
     with started([sys.executable, "-c", MAIN, *arguments, "--port", "0"]) as (_, url):

@@ -29,6 +29,8 @@ from tests.reference.fleet_traffic import Engine, Habits, Hashes
 
 SEED = "7"
 POD = PodId("pod")
+OPTIONS = IndexOptions(secret=bytes(range(32)))
+"""What fails once fails again."""
 KINDS = (SpecKind.FULL_ATTENTION, SpecKind.SLIDING_WINDOW, SpecKind.MAMBA)
 
 
@@ -114,7 +116,7 @@ def test_answers_do_not_hang_on_which_group_speaks_first(
     seed: int, topology: Topology, habits: Habits, algo: HashAlgo | None, steps: int
 ) -> None:
     random = Random(seed)
-    options = IndexOptions(keys="auto" if algo else "join")
+    options = replace(OPTIONS, keys="auto" if algo else "join")
     indices = [FleetIndex(options) for _ in range(3)]
     hashes = Hashes(traffic.unit_of(topology), algo, SEED)
     for index, groups in zip(indices, ((), (), topology.groups), strict=True):
@@ -193,7 +195,8 @@ def test_where_nobody_says_whether_hits_end_inside_blocks_the_bounds_hold_both(
 ) -> None:
     random = Random(seed)
     hashes = Hashes(traffic.unit_of(topology), algo, SEED)
-    untold, off, on = (FleetIndex(IndexOptions(keys="auto" if algo else "join")) for _ in range(3))
+    options = replace(OPTIONS, keys="auto" if algo else "join")
+    untold, off, on = (FleetIndex(options) for _ in range(3))
     groups = () if is_learned else topology.groups
     for index, partial_hits in ((untold, None), (off, False), (on, True)):
         told = replace(topology, groups=groups, partial_hits=partial_hits)

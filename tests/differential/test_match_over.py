@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.cache import CacheConfig, CacheManager, Need, TierMatch
 from kvbraid.ids import BlockId
-from kvbraid.spec import EngineDialect
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.differential.holes import MOST_TOKENS, RATES, Both, step_ends
 from tests.reference import resume
@@ -124,6 +124,33 @@ def test_a_hit_over_tiers_may_end_inside_blocks(config: CacheConfig, seed: int) 
 
 @given(config=cache_configs(EngineDialect.VLLM, extras=False), seed=st.integers(0, 2**32))
 def test_a_hit_over_tiers_is_never_below_that_of_the_engine(
+    config: CacheConfig, seed: int
+) -> None:
+    compare(config, Random(seed))
+
+
+@st.composite
+def odd_chunks(draw: st.DrawFn) -> CacheConfig:
+    """Chunks that start inside blocks: an engine may say that it holds one which it has not looked
+    at, because it looked for the chunk of a longer prefix."""
+    size = draw(st.integers(2, 4))
+    full = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=size)
+    chunk = draw(st.integers(0, 4)) * size + draw(st.integers(1, size - 1))
+    window = draw(st.integers(1, 3 * size))
+    chunks = GroupSpec(kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=size, chunk=chunk)
+    windows = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=size, window=window)
+    others = draw(st.sampled_from(((), (full,), (windows,), (full, windows))))
+    return CacheConfig(
+        topology=Topology(groups=(chunks, *others)),
+        dialect=EngineDialect.VLLM,
+        hash_seed="0",
+        num_blocks=8,
+        events=True,
+    )
+
+
+@given(config=odd_chunks(), seed=st.integers(0, 2**32))
+def test_a_load_begins_at_the_hit_also_where_the_engine_has_not_looked_at_its_chunk(
     config: CacheConfig, seed: int
 ) -> None:
     compare(config, Random(seed))

@@ -74,7 +74,8 @@ VERSION = slice(8, 12)
     [
         (b"", "foreign"),
         (b"no snapshot" * 9, "foreign"),
-        (WHOLE[:8] + (2).to_bytes(4, "little") + WHOLE[12:], "newer"),
+        (WHOLE[:8] + (3).to_bytes(4, "little") + WHOLE[12:], "newer"),
+        (WHOLE[:8] + (1).to_bytes(4, "little") + WHOLE[12:], "older"),
         (WHOLE[:8] + bytes(4) + WHOLE[12:], "older"),
         (WHOLE[:-1], "cut"),
         (WHOLE[:10], "cut"),

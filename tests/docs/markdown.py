@@ -33,6 +33,11 @@ class Block:
         """Whether only `make test-torch` can run it."""
         return "kvbraid.layout.tensors" in self.text
 
+    @property
+    def needs_ray(self) -> bool:
+        """Whether only `make test-ray` can run it."""
+        return "kvbraid.integrations.ray" in self.text
+
 
 def blocks(page: Path) -> Iterator[Block]:
     for match in _FENCE.finditer(page.read_text()):

@@ -117,7 +117,8 @@ def test_the_keys_of_pods_are_in_the_page() -> None:
     own = {"name", "port", "events_port", "replay_port", "every_s", "misses"}
     assert keys_of("DiscoverEntry") == own | keys_of("PodEntry") - {"id"}
     ports = own - {"name", "every_s", "misses"}
-    of_kubernetes = ports | {"service", "selector", "namespace", "hold_s", "api", "folder"}
+    sources = {"service", "selector", "pods", "pool"}
+    of_kubernetes = ports | sources | {"namespace", "hold_s", "api", "folder"}
     assert keys_of("KubernetesEntry") == of_kubernetes | keys_of("PodEntry") - {"id"}
     (shown,) = (b.text for b in blocks(PAGE) if b.text.startswith("[[kubernetes]]"))
     (table,) = tomllib.loads(UNSET.sub("", shown))["kubernetes"]

@@ -20,13 +20,13 @@ from kvbraid.policy.standing import FILTERS
 from kvbraid.resume import resume
 from kvbraid.service.config import (
     FleetFile,
-    IndexTable,
     Limits,
     PodEntry,
     ServerOptions,
 )
 from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable
 from kvbraid.spec import (

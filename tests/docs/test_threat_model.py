@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import msgspec
-from kvbraid.service.config import IndexTable, Limits
+from kvbraid.service.config import Limits
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.envoy import EnvoyOptions
 from kvbraid.service.errors import ERRORS
@@ -13,6 +13,7 @@ from kvbraid.service.feeds.rank_feed import MAX_MESSAGE_BYTES
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.connection import SLICE_BYTES
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.journal import LINES, PERIOD_S
 from kvbraid.service.keys import RIGHTS
 from kvbraid.service.routing import RouterTable

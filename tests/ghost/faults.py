@@ -55,7 +55,7 @@ DISTURBING: Final = frozenset({Event.ABORT, Event.PREEMPT, Event.EVICT, Event.RE
 """Events that something else belongs to, before the report."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Fault:
     """One injected fault, from the beginning of its load on.
 

@@ -1,7 +1,6 @@
 """The engine's own tiers: an `OffloadManager`, its ranks, and what is checked of them."""
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -15,7 +14,7 @@ from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import OffloadManager
 from kvbraid.transfer.tiered_loads import TieredLoads
 
-from tests.ghost.checks import BadOutcomeError, Findable
+from tests.ghost.checks import Announced, BadOutcomeError, Findable
 from tests.ghost.device import Device
 from tests.ghost.faults import Tally
 from tests.ghost.landing import EngineRanks
@@ -50,7 +49,8 @@ class Offload:
         self._begun: dict[int, Load] = {}
         self._executed = -1
         self._right: dict[tuple[str, BlockKey], list[bytes | None]] = {}
-        self._announced: Counter[tuple[str, int | None, int]] = Counter()
+        self._announced = Announced()
+        self._compared: dict[str, dict[BlockKey, BlockId]] = {}
         if own:
             self.manager = OffloadManager(
                 cache,
@@ -140,17 +140,25 @@ class Offload:
         for event in events:
             step = 1 if isinstance(event, BlockStored) else -1
             for block_hash in event.block_hashes:
-                self._announced[event.medium, event.group_idx, block_hash] += step
-        found = Counter[tuple[str, int | None, int]]()
-        for tier, keys in self.manager.contents().items():
-            medium = "STORAGE" if tier in self.ranks.tiers else "CPU"
+                self._announced.count((event.medium, event.group_idx, block_hash), step)
+        tiers = self.manager.contents()
+        if events or tiers != self._compared:
+            self._compared = tiers
+            self._check_announced(tiers)
+        for tier, keys in tiers.items():
             for key, slot in keys.items():
-                found[medium, key.group, int.from_bytes(key.block_hash[-8:], "big")] += 1
                 contents = self.ranks.contents(tier, key, slot)
                 if self._right.get((tier, key)) != contents:
                     self._right[tier, key] = contents
                     self._check_copies(findable, tier, key, contents)
-        if found != +self._announced:
+
+    def _check_announced(self, tiers: dict[str, dict[BlockKey, BlockId]]) -> None:
+        found = Announced()
+        for tier, keys in tiers.items():
+            medium = "STORAGE" if tier in self.ranks.tiers else "CPU"
+            for key in keys:
+                found.count((medium, key.group, int.from_bytes(key.block_hash[-8:], "big")), 1)
+        if found != self._announced:
             raise BadOutcomeError(f"events say {self._announced}, but tiers have {found}")
 
     def _check_copies(

@@ -97,9 +97,9 @@ class Simulation:
         is_moving = self.transfers.is_busy or self.offload.is_busy
         return bool(self.waiting or self.running or self.engine.flights or is_moving)
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str, *details: object) -> None:
         if self._trace:
-            self._trace(f"{self.tick:4} {what}")
+            self._trace(f"{self.tick:4} {what.format(*details)}")
 
     @property
     def running(self) -> list[int]:
@@ -151,7 +151,9 @@ class Simulation:
         self.engine.expected[request] = self.device.expected(life)
         self.findable.know(life, self.engine.expected[request])
         self.got[request] = []
-        self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come, {salt=}")
+        self._tell(
+            "request {}: {} tokens, {} to come, {}", request, len(prompt), num_outputs, salt
+        )
 
     def _has_slot(self) -> bool:
         """Whether a request that arrives now starts in the next step."""
@@ -199,9 +201,9 @@ class Simulation:
             flight = self.engine.take(step, self.cache.blocks)
             for transfer in flight.transfers:
                 self.injection.plan(transfer)
-                self._tell(f"{transfer.load}\n    fails as {transfer.fault}")
+                self._tell("{}\n    fails as {}", transfer.load, transfer.fault)
             for part, work in flight.parts:
-                self._tell(f"step {step.number}: {part}\n    in {work.tables}")
+                self._tell("step {}: {}\n    in {}", step.number, part, work.tables)
             self.progress.take(step)
             self._join()
             if self.random.random() < 0.5:
@@ -240,7 +242,7 @@ class Simulation:
         if request in self.ended or fault.has_happened:
             return
         fault.has_happened = True
-        self._tell(f"{fault.event} for request {request}")
+        self._tell("{} for request {}", fault.event, request)
         match fault.event:
             case Event.ABORT:
                 self._abort(request)
@@ -264,20 +266,20 @@ class Simulation:
             self._execute(flight)
             self._hurry(flight)
         self._disturb()
-        known = [fault for fault in self.injection.faults if fault.is_reported]
+        untold = [fault for fault in self.injection.faults if not fault.is_reported]
         own = self.offload.take_reports()
         reports = [*self.transfers.collect(), *own]
         for report in reports:
-            self._tell(f"{report}")
+            self._tell("{}", report)
         self.progress.before_reports()
         if flight:
-            self._tell(f"step {flight.step.number} ends, tainted: {flight.taints}")
+            self._tell("step {} ends, tainted: {}", flight.step.number, flight.taints)
             self.engine.flights.popleft()
             result = self.engine.result(flight, reports)
             self._note(self.scheduler.update(flight.step, result))
         elif reports:
             self._note(self.scheduler.report(reports))
-        told = [f for f in self.injection.faults if f.is_reported and f not in known]
+        told = [fault for fault in untold if fault.is_reported]
         self._judge_reports(told)
         failed = self.offload.failed(own)
         self.progress.after_reports([*(fault.load for fault in told), *failed])
@@ -301,7 +303,7 @@ class Simulation:
     def _note(self, outputs: list[Output]) -> None:
         for output in outputs:
             request = output.request
-            self._tell(f"{output}")
+            self._tell("{}", output)
             if request in self.ended:
                 raise BadOutcomeError(f"request {request} has an output after its end")
             for token in output.tokens:

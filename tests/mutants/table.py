@@ -10,6 +10,7 @@ from typing import Final
 from tests.mutants.mutant import Edit, Mutant
 from tests.mutants.of_mover import OF_MOVER
 from tests.mutants.of_offload import OF_OFFLOAD
+from tests.mutants.of_operating import OF_OPERATING
 from tests.mutants.of_records import OF_RECORDS
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
@@ -596,4 +597,5 @@ MUTANTS: Final = (
     + OF_MOVER
     + OF_RECORDS
     + OF_OFFLOAD
+    + OF_OPERATING
 )

@@ -15,6 +15,7 @@ import pytest
 from tests.mutants.mutant import Edit, Mutant
 from tests.mutants.of_mover import OF_MOVER
 from tests.mutants.of_offload import OF_OFFLOAD
+from tests.mutants.of_operating import OF_OPERATING
 from tests.mutants.of_records import OF_RECORDS
 from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.of_routing import OF_ROUTING
@@ -32,7 +33,8 @@ def test_there_are_so_many_of_each_table() -> None:
     assert (len(OF_RETENTION), len(OF_ROUTING)) == (19, 11)
     assert (len(OF_TIERS), len(OF_MOVER)) == (2, 3)
     assert (len(OF_RECORDS), len(OF_OFFLOAD)) == (4, 8)
-    assert len(MUTANTS) == 87
+    assert len(OF_OPERATING) == 11
+    assert len(MUTANTS) == 98
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 

@@ -194,6 +194,8 @@ class FindableModel:
         first = resume.first_needed(group.spec, hit) // size
         if group.spec.kind is SpecKind.MAMBA:
             first = -(-hit // size) - 1
+        if group.spec.chunk is not None and look is not None:
+            first = resume.first_needed(group.spec, look.max_length) // size
         if group.spec.window == 1 and look is not None and not look.drop:
             first -= 1  # The block that ended the search: nothing reads it.
         blocks = []

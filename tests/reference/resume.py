@@ -16,9 +16,11 @@ WINDOW = {SpecKind.SLIDING_WINDOW, SpecKind.SLIDING_WINDOW_MLA}
 NEVER = {SpecKind.ENCODER_ONLY_ATTENTION, SpecKind.CROSS_ATTENTION}
 
 
-def resume(topology: Topology, num_tokens: int, held: Held, *, strict: bool = True) -> int:
-    """Try every length from the longest down."""
-    step = alignment(topology)
+def resume(
+    topology: Topology, num_tokens: int, held: Held, *, strict: bool = True, multiple_of: int = 1
+) -> int:
+    """Try every length from the longest down, perhaps only such multiples."""
+    step = lcm(alignment(topology), multiple_of)
     for length in range(num_tokens - 1, 0, -1):
         if length % step == 0 and all(
             accepts(topology, index, entries, length, num_tokens, strict=strict)

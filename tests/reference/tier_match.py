@@ -7,12 +7,11 @@ needed before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from kvbraid.cache import Fill, Match
 from kvbraid.ids import BlockId
-from kvbraid.spec import SpecKind, Topology
+from kvbraid.spec import SpecKind
 
 from tests.reference import resume
 from tests.reference.cache_findable import FindableModel
@@ -35,13 +34,10 @@ class Over(NamedTuple):
 def match_over(
     model: FindableModel, request: int, tiers: Sequence[Slots], *, whole_blocks: bool = False
 ) -> Over:
-    known, topology = model.memory.requests[request], model.config.topology
-    replay = topology.replay_tokens
-    if whole_blocks:
-        topology = replace(topology, partial_hits=False)
+    known, replay = model.memory.requests[request], model.config.topology.replay_tokens
     sources: list[Slots] = [model.memory.pool.copies, *tiers]
     hit = model.hit_of(known)
-    end = resume_over(model, topology, known, sources)
+    end = resume_over(model, known, sources, model.alignment if whole_blocks else 1)
     if end <= hit.num_tokens:
         return Over(hit, hit.num_tokens, hit.num_tokens, [])
     starts = [s for s in range(1, hit.num_tokens + 1) if (s + replay) % model.alignment == 0]
@@ -56,7 +52,7 @@ def match_over(
 
 
 def resume_over(
-    model: FindableModel, topology: Topology, request: Request, sources: Sequence[Slots]
+    model: FindableModel, request: Request, sources: Sequence[Slots], multiple_of: int
 ) -> int:
     """The rule, of one cache with everything."""
     if not model.shared_groups():
@@ -66,7 +62,8 @@ def resume_over(
         frozenset(end for end, digest in ends if any((g, digest) in each for each in sources))
         for g in range(model.num_groups)
     ]
-    return resume.resume(topology, len(request.tokens), held)
+    topology, num_tokens = model.config.topology, len(request.tokens)
+    return resume.resume(topology, num_tokens, held, multiple_of=multiple_of)
 
 
 def lacks(model: FindableModel, request: Request, start: int, end: int) -> bool:

@@ -41,9 +41,9 @@ def serving(
             process.kill()
 
 
-def until(ask: Callable[[], _T], wanted: Callable[[_T], bool]) -> _T:
-    """Ask again until the answer is the one wanted; the last answer after ten seconds."""
-    end = time.monotonic() + 10
+def until(ask: Callable[[], _T], wanted: Callable[[_T], bool], *, limit_s: float = 10) -> _T:
+    """Ask again until the answer is the one wanted; the last answer once time is up."""
+    end = time.monotonic() + limit_s
     answer = ask()
     while not wanted(answer) and time.monotonic() < end:
         time.sleep(0.02)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kvbraid.gateway.asking import first_model
-from kvbraid.gateway.directions import path_of
+from kvbraid.gateway.prompts import path_of
 from kvbraid.ids import PodId
 from kvbraid.service.config import Limits, PodConfig, Serving
 from kvbraid.service.forwarding import ForwardingOptions

@@ -10,6 +10,7 @@ from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, Limits
 from kvbraid.service.discovery import MOST_ADDRESSES, FollowedName, following_names, resolve
 from kvbraid.service.fleet_file import read_fleet_file
+from kvbraid.service.pod_checks import PodPlace, pod_at
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex
@@ -104,7 +105,7 @@ def test_a_look_up_that_fails_changes_nothing(
 
 def test_pods_that_others_have_registered_stay_theirs(running: Running, tmp_path: Path) -> None:
     pod = PodId("vllm.default.svc/10.0.0.1")
-    theirs = read(tmp_path).discovered[0].pod_at("10.0.0.9")
+    theirs = pod_at(read(tmp_path).discovered[0], PodPlace("10.0.0.9"))
     running.service.put(pod, theirs)
     running.look(["10.0.0.1"])
     for _ in range(3):

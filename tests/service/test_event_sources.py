@@ -14,10 +14,11 @@ import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodId
 from kvbraid.service import event_sources
-from kvbraid.service.config import PodBody, PodConfig, pod_config
+from kvbraid.service.config import PodBody, PodConfig
 from kvbraid.service.event_sources import MOST_BYTES, Asking
 from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.service.http.client import Client
+from kvbraid.service.pod_checks import pod_config
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
 

@@ -208,7 +208,11 @@ def test_of_more_changes_than_a_message_holds_the_last_are_the_whole_state(fleet
 
 def test_an_unknown_topic_is_refused(client: TestClient) -> None:
     told = refusal(client.get("/v1/events?topics=pods,x"))
-    assert told == (400, "invalid_value", "topic 'x'; expected pods, requests, ladder")
+    assert told == (
+        400,
+        "invalid_value",
+        "topic 'x'; expected pods, requests, ladder, policy, config",
+    )
     assert refusal(client.get("/v1/events?x=1"))[:2] == (400, "malformed_body")
 
 

@@ -36,6 +36,7 @@ RIGHT_OF: Final[dict[tuple[str, str], Right | None]] = {
     ("POST", "/v1/explain"): "explain",
     ("POST", "/v1/strips"): "explain",
     ("GET", "/v1/strips"): "explain",
+    ("POST", "/v1/tokens"): "explain",
     ("POST", "/v1/routed"): "route",
     ("POST", "/v1/pick"): "route",
     ("POST", "/v1/picked"): "route",
@@ -46,6 +47,8 @@ RIGHT_OF: Final[dict[tuple[str, str], Right | None]] = {
     ("GET", "/v1/pods"): "read",
     ("PUT", "/v1/pods/{id}"): "change",
     ("DELETE", "/v1/pods/{id}"): "change",
+    ("GET", "/v1/pods/{id}/snapshot"): "snapshot",
+    ("GET", "/v1/policy"): "read",
     ("GET", "/v1/config"): "read",
     ("GET", "/v1/models"): "read",
     ("GET", "/healthz"): None,
@@ -56,6 +59,8 @@ RIGHT_OF: Final[dict[tuple[str, str], Right | None]] = {
     ("GET", "/requests.json"): "read",
     ("GET", "/explain.json"): "explain",
     ("GET", "/ladder.json"): "read",
+    ("GET", "/policy.json"): "read",
+    ("GET", "/config.json"): "read",
     **{("GET", path): None for path in FILES},
 }
 

@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import httpx
 import msgspec
@@ -12,12 +13,13 @@ import pytest
 from kvbraid.events.sequence import Settled
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
-from kvbraid.service.config import FleetConfig, FleetFile, Followed, IndexTable
+from kvbraid.service.config import FleetConfig, FleetFile, Followed
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.fleet_file import override, read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.client import Client
 from kvbraid.service.in_force import MASK, PARTS, InForce, Part
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import FollowedFile
@@ -139,14 +141,14 @@ def test_a_wrong_file_changes_nothing_and_a_right_one_is_taken_later(
     [line] = warnings.messages
     assert line.startswith("nothing is changed: ")
     assert told in line
-    answer = running.in_force.answer([])
+    answer = running.in_force.answer()
     assert answer.refused is not None
     assert line == f"nothing is changed: {answer.refused.error}"
     assert running.in_force.reloads == {"ok": 0, "failed": 1}
     assert running.taken == []
     running.write(pod("b"))
     assert running.pods == ["b"]
-    assert running.in_force.answer([]).refused is None
+    assert running.in_force.answer().refused is None
 
 
 def test_a_file_that_is_gone_changes_nothing(
@@ -277,14 +279,14 @@ def test_what_is_shown_is_what_counts_without_secrets(path: Path) -> None:
     )
     running = Running(path, text)
     running.write(text.replace("tokens = 5", "tokens = 6\npods = 9"))
-    answer = running.in_force.answer([])
+    answer = running.in_force.answer()
     assert answer.config["server"]["token"] == MASK
     assert answer.config["server"]["port"] == 1
     assert answer.config["limits"] | {"tokens": 6, "pods": 1024} == answer.config["limits"]
     (shown,) = answer.config["pods"]
     assert shown["topology"] == {"PYTHONHASHSEED": MASK, "alignment": 32}
     assert answer.config["keys"] == [{"name": "k", "sha256": MASK, "rights": ["read"]}]
-    assert not re.search(f"secret|{HASH}", msgspec.json.encode(answer).decode())
+    assert not re.search(f'"secret"|{HASH}', msgspec.json.encode(answer).decode())
     assert (answer.file, answer.since, answer.waiting) == (str(path), 5.0, ["limits.pods"])
 
 
@@ -349,6 +351,29 @@ def test_sighup_reads_the_file_now_and_a_wrong_one_is_shown(tmp_path: Path) -> N
         assert after["kvbraid_config_ok"] == 0
         assert after["kvbraid_config_waiting"] == 1
         assert after['kvbraid_config_reloads_total{outcome="failed"}'] >= 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+
+
+EARLY: Final = """
+import os, signal
+from kvbraid.service import serve
+new_service = serve.new_service
+def hung_up(config):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return new_service(config)
+serve.new_service = hung_up
+"""
+
+
+def test_sighup_before_the_server_has_begun_is_kept_until_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(pod("a"))
+    with serving("--config", str(path), main=EARLY + MAIN) as (process, url):
+        taken = until(
+            lambda: reloads(url)['kvbraid_config_reloads_total{outcome="ok"}'], lambda it: it > 0
+        )
+        assert taken == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
 

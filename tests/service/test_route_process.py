@@ -11,8 +11,12 @@ from typing import get_args
 
 from kvbraid.gateway.app import Gateway
 from kvbraid.gateway.counts import PASSED_OVER
+from kvbraid.gateway.route import reader_of
 from kvbraid.gateway.upstream import Failure
+from kvbraid.ids import PodId
+from kvbraid.service.config import PodConfig
 from kvbraid.service.errors import ERRORS
+from kvbraid.service.fleet_file import read_fleet_file
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.registry import Service
 
@@ -131,6 +135,24 @@ async def test_an_engine_that_is_asked_gives_the_ids_that_decide(tmp_path: Path)
         finally:
             client.writer.transport.abort()
             await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+@in_loop
+async def test_an_adapter_of_a_pod_that_is_registered_later_has_its_models_ids(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "m", TURNS)
+    config = tmp_path / "fleet.toml"
+    config.write_text(TOKENS.split("\n\n")[1])
+    service = Service(FakeIndex(), FakeFeed())
+    reader = reader_of(read_fleet_file(config), service)
+    body = b'{"model": "poet", "prompt": "Hello"}'
+    assert (await reader.read("/v1/completions", {}, body)).why_no_tokens == "no_tokenizer"
+    service.put(PodId("p"), PodConfig(model="m", endpoint="tcp://h:1", loras={"poet": "/x"}))
+    prompt = await reader.read("/v1/completions", {}, body)
+    assert (prompt.model, prompt.lora, prompt.why_no_tokens) == ("m", "poet", "")
+    service.put(PodId("q"), PodConfig(model="poet", endpoint="tcp://h:2"))  # No adapter any more.
+    assert (await reader.read("/v1/completions", {}, body)).model == "poet"
 
 
 def test_a_models_files_that_are_missing_end_the_start_in_one_line(tmp_path: Path) -> None:

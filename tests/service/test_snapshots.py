@@ -5,62 +5,39 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import httpx
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.events.digest import digests_under
-from kvbraid.events.sequence import Settled
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
-from kvbraid.ids import PodId, PodState
+from kvbraid.ids import PodState
 from kvbraid.service.config import PodConfig
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.registry import Service
-from kvbraid.service.snapshots import Snapshots, read_secret, saving, write_whole
+from kvbraid.service.snapshots import KEPT_S, Snapshots, read_secret, saving, write_whole
 
 from tests.differential.fleet_worlds import known
 from tests.service.engines import LOOPBACK, LossyPublisher, open_publisher
-from tests.service.fakes import FakeFeed, FakeIndex
-from tests.service.serving import serving, until
+from tests.service.fakes import FakeIndex
+from tests.service.saved import (
+    POD,
+    SECRET,
+    SETTLED,
+    RestingFeed,
+    an_index,
+    full_index,
+    has_come,
+    row_of,
+    snapshots_of,
+)
+from tests.service.serving import MAIN, serving, until
 from tests.service.stores import FULL, stored, wait_until
-
-POD = PodId("a/b")
-SETTLED = [Settled(last=3, digest=9, lost_to=-1, is_complete=True, why="")]
-SECRET = bytes(range(32))
-
-
-class RestingFeed(FakeFeed):
-    """Is at rest as often as it is told; the last word counts from then on."""
-
-    def __init__(self, *rests: bool) -> None:
-        super().__init__()
-        self.rests = list(rests)
-
-    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
-        is_resting = self.rests.pop(0) if len(self.rests) > 1 else self.rests[0]
-        if is_resting:
-            work(SETTLED)
-        return is_resting
-
-
-def an_index(secret: bytes = SECRET) -> FleetIndex:
-    index = FleetIndex(IndexOptions(secret=secret))
-    index.register(POD, model="m", topology=FULL)
-    return index
-
-
-def snapshots_of(folder: Path, index: FleetIndex) -> Snapshots:
-    return Snapshots(folder, index, journal=Service(FakeIndex(), FakeFeed()).journal)
-
-
-def full_index() -> FleetIndex:
-    index = an_index()
-    index.apply(POD, stored(0, 8))
-    return index
 
 
 def saved_in(folder: Path) -> Path:
@@ -227,6 +204,29 @@ def test_old_files_of_pods_that_nobody_has_are_removed(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == {strange}
 
 
+@pytest.mark.parametrize("at_s", [0.0, 2e9])
+def test_a_clock_that_jumps_takes_no_pod_its_file(tmp_path: Path, at_s: float) -> None:
+    path = saved_in(tmp_path)
+    os.utime(path, (at_s, at_s))  # Written half a century ago, or in some years.
+    snapshots = snapshots_of(tmp_path, an_index())
+    snapshots.tidy([POD])
+    assert snapshots.load(POD, 1) == SETTLED
+    assert snapshots.save(POD, RestingFeed(True))
+    assert snapshots.ages_s()[POD] < KEPT_S
+
+
+def test_a_secret_that_servers_share_is_never_drawn(tmp_path: Path) -> None:
+    folder, shared = tmp_path / "folder", tmp_path / "shared"
+    with pytest.raises(InvalidValueError, match=r"shared: No such file .* a secret that can be"):
+        read_secret(folder, shared)
+    shared.write_bytes(b"short")
+    with pytest.raises(InvalidValueError, match=r"has 5 bytes; it must have 32: head -c 32"):
+        read_secret(folder, shared)
+    shared.write_bytes(SECRET)
+    assert read_secret(folder, shared) == SECRET
+    assert list(folder.iterdir()) == []
+
+
 def test_the_secret_is_drawn_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     secret = read_secret(folder)
@@ -309,6 +309,22 @@ def test_an_engine_that_started_again_is_noticed(tmp_path: Path) -> None:
             assert held(index, 0) == (PodState.EXACT, 0)
 
 
+def test_a_snapshot_from_the_future_of_its_engine_is_not_believed(tmp_path: Path) -> None:
+    with open_publisher(replay_endpoint=LOOPBACK) as engine:
+        endpoints = engine.endpoint, engine.replay_endpoint
+        for first in (0, 100):
+            engine.publish(stored(first, 8))
+        with a_server(tmp_path, engine) as (_, index):
+            wait_until(lambda: held(index, 100) == (PodState.EXACT, 32))
+    with open_publisher(endpoints[0], replay_endpoint=endpoints[1]) as engine:
+        engine.publish(stored(0, 8))  # The same first batch, and no second one yet.
+        with a_server(tmp_path, engine) as (service, index):
+            wait_until(lambda: held(index, 100) == (PodState.EXACT, 0))
+            assert held(index, 0) == (PodState.EXACT, 32)
+            assert service.snapshots is not None
+            assert service.snapshots.counts["loaded"] == 1
+
+
 def test_what_no_replay_can_prove_is_not_exact(tmp_path: Path) -> None:
     with open_publisher(replay_endpoint=LOOPBACK) as engine:
         engine.publish(stored(0, 8))
@@ -333,16 +349,6 @@ topology = {{ groups = [{{ kind = "full_attention", block_size = 4 }}] }}
 """
 
 
-def row_of(url: str) -> dict[str, object]:
-    (row,) = httpx.get(f"{url}/v1/pods").json()["pods"]
-    assert isinstance(row, dict)
-    return row
-
-
-def has_come(seq: int, row: dict[str, object]) -> bool:
-    return row["last_seq"] == seq
-
-
 def test_a_process_that_is_ended_is_warm_when_it_starts_again(tmp_path: Path) -> None:
     config = tmp_path / "fleet.toml"
     with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=1) as engine:
@@ -363,3 +369,42 @@ def test_a_process_that_is_ended_is_warm_when_it_starts_again(tmp_path: Path) ->
                 assert process.wait(20) == 0
             names = sorted(path.name for path in (tmp_path / "warm").iterdir())
             assert names == ["a.snapshot", "secret"]
+
+
+HANGS: Final = """
+import os, sys, time
+from pathlib import Path
+from kvbraid.service import snapshots
+snapshots.EVERY_S = 0.05
+synced = os.fsync
+def hangs(number):
+    beside = Path(sys.argv[-1])
+    while beside.with_name("hang").exists():
+        beside.with_name("hung").touch()
+        time.sleep(1)
+    synced(number)
+os.fsync = hangs
+"""
+
+
+def test_a_server_that_is_killed_while_it_writes_starts_from_the_file_before(
+    tmp_path: Path,
+) -> None:
+    config, files = tmp_path / "fleet.toml", tmp_path / "warm"
+    with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=2) as engine:
+        config.write_text(CONFIG.format(engine))
+        with serving("--config", str(config), main=HANGS + MAIN) as (process, url):
+            for number in range(2):
+                engine.publish(stored(100 * number, 8))
+                until(partial(row_of, url), partial(has_come, number))
+            until((files / "a.snapshot").read_bytes, lambda saved: b"[[1," in saved)
+            (tmp_path / "hang").touch()
+            assert until((tmp_path / "hung").exists, bool)
+            engine.publish(stored(200, 8))  # Batch 0 is in no buffer any more.
+            process.kill()
+            process.wait(20)
+        assert (files / "a.snapshot.new").exists()
+        with serving("--config", str(config)) as (process, url):
+            row = until(partial(row_of, url), lambda row: row["state"] == "exact")
+            assert (row["state"], row["last_seq"]) == ("exact", 2)
+            assert 'what="loaded"} 1.0' in httpx.get(f"{url}/metrics").text

@@ -306,7 +306,7 @@ impl FleetCore {
 
     /// The pod as bytes, with the caller's note.
     fn save<'py>(&self, py: Python<'py>, name: &str, note: &str) -> PyResult<Bound<'py, PyBytes>> {
-        let saved = py.detach(|| Ok(self.index.save(name, note)?.seal()));
+        let saved = py.detach(|| self.index.save(name, note)?.seal());
         saved
             .map(|bytes| PyBytes::new(py, &bytes))
             .map_err(to_python)

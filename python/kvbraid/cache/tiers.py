@@ -7,7 +7,8 @@ an index.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from kvbraid._native import CacheCore
 from kvbraid.cache.pool import BlockPool
@@ -28,6 +29,9 @@ class Findable(NamedTuple):
     block_hash: bytes
     num_tokens: int
     request: int
+
+
+_as_findable: Final = partial(tuple.__new__, Findable)  # A third of the time of a call.
 
 
 class Fill(NamedTuple):
@@ -110,7 +114,7 @@ class CacheTiers:
         Raises:
             InvalidValueError: `CacheConfig.findable` is off.
         """
-        return [Findable(*found) for found in self._core.take_findable()]
+        return [*map(_as_findable, self._core.take_findable())]
 
     def match_over(
         self, request: int, tiers: Sequence[BlockPool], *, whole_blocks: bool = False
@@ -129,8 +133,8 @@ class CacheTiers:
         Args:
             request: The request.
             tiers: The indexes, nearest first: pools of caches with the same groups.
-            whole_blocks: Take the boundary of the rule without hits inside blocks: for an engine
-                that ends no load there.
+            whole_blocks: Take the last boundary where blocks of all groups end: for an engine that
+                ends no load inside a block.
 
         Raises:
             UnknownError: The request is not known.

@@ -42,7 +42,7 @@ def check_config(file: Path | None, *, schema: bool, as_json: bool) -> None:
 @click.argument("name", type=TEXT)
 @click.option(
     "--right", "rights", multiple=True, required=True,
-    type=click.Choice(["read", "explain", "route", "change"]),
+    type=click.Choice(["read", "explain", "route", "change", "snapshot"]),
     help="What the key allows; may be repeated.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON line.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from kvbraid.errors import InvalidValueError, shortened
+from kvbraid.extras import require
 
 if TYPE_CHECKING:
     from kvbraid.models import EngineOptions
@@ -63,10 +64,10 @@ class Secret(click.Option):
         return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None
 
 
-def require(extra: Callable[[str], None], who: str) -> None:
-    """Refuse a command in one line if its extra is not installed."""
+def require_extra(extra: str, who: str, *names: str) -> None:
+    """Refuse a command in one line if its extra, or one of these modules of it, is missing."""
     try:
-        extra(who)
+        require(extra, who, *names)
     except ModuleNotFoundError as error:
         raise InvalidValueError(str(error)) from None
 

@@ -1,12 +1,12 @@
 """The commands that serve until a signal: `kvbraid serve`, `route` and `pick-serve`."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 
-from kvbraid.cli.options import TEXT, Command, Secret, require
-from kvbraid.extras import require_envoy, require_route
+from kvbraid.cli.options import TEXT, Command, Secret, require_extra
 
 if TYPE_CHECKING:
     from kvbraid.service.config import FleetConfig
@@ -52,6 +52,8 @@ def _configured(config: Path | None, flags: dict[str, _Flag]) -> "FleetConfig":
     from kvbraid.service.config import FleetConfig
     from kvbraid.service.fleet_file import override, read_fleet_file
 
+    # One that comes before the server can be told is kept until then, and ends no process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     read = FleetConfig() if config is None else read_fleet_file(config)
     return override(read, flags)
 
@@ -72,7 +74,7 @@ def route(config: Path | None, **flags: _Flag) -> None:
 
     It is `kvbraid serve` with a gateway (docs/gateway.md). Pods need their url in fleet.toml.
     """
-    require(require_route, "kvbraid route")
+    require_extra("route", "kvbraid route")
     from kvbraid.gateway.route import route
 
     route(_configured(config, flags), announce=_announce)
@@ -90,7 +92,7 @@ def pick_serve(config: Path | None, **flags: _Flag) -> None:
     It is `kvbraid serve` with the endpoint picker of the Gateway API Inference Extension
     (docs/envoy.md). Pods need their url in fleet.toml.
     """
-    require(require_envoy, "kvbraid pick-serve")
+    require_extra("envoy", "kvbraid pick-serve")
     from kvbraid.gateway.envoy.serve import pick_serve
 
     pick_serve(_configured(config, flags), announce=_announce)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvbraid.cli.options import require
-from kvbraid.extras import require_transfer
+from kvbraid.cli.options import require_extra
 
 
 @click.command()
@@ -27,7 +26,7 @@ def tier(directory: Path, *, verify: bool, remove: bool, as_json: bool) -> None:
     stay. `orphans` were being written when their engine died. Without --verify only names and
     lengths are looked at. Engines may use DIR meanwhile.
     """
-    require(lambda who: require_transfer(who, "xxhash"), "kvbraid tier")
+    require_extra("transfer", "kvbraid tier", "xxhash")
     from kvbraid.report.tier_contents import inspect_with_progress, show_contents
 
     found = inspect_with_progress(directory, verify=verify, remove=remove)

@@ -6,13 +6,15 @@ reading order:
     index.html      what every page begins with
     style.css       how all of it looks
     main.js         which page a path shows, and the frame around it
-    stream.js       GET /v1/events: differences in, a state out; it stops while nobody looks
+    stream.js       GET /v1/events: differences in, a state out; the key, where one is needed
     format.js       numbers with their units and ages
     parts.js        what pages share: tables, states, bars, empty places
     fleet.js        pods by model and state
     requests.js     the last requests, and the terms of each decision
     explain.js      what pods hold of a prompt, as strips
     ladder.js       what was reused and what was lost over time, by reason
+    policy.js       the rule that chooses, its coefficients, and how well they fit
+    config.js       the configuration in force, and the last one that was refused
     vendor/         libraries of others; `vendor.toml` says which, under which licence
 """
 
@@ -20,7 +22,7 @@ from importlib.resources import files
 from typing import Final
 
 INDEX: Final = "index.html"
-PAGES: Final = ("fleet", "requests", "explain", "ladder")
+PAGES: Final = ("fleet", "requests", "explain", "ladder", "policy", "config")
 """Each is a path, and a module of that name."""
 
 FILES: Final = (
@@ -32,9 +34,6 @@ FILES: Final = (
     "parts.js",
     *(f"{page}.js" for page in PAGES),
     "vendor/lit-html/lit-html.js",
-    "vendor/lit-html/directive.js",
-    "vendor/lit-html/directive-helpers.js",
-    "vendor/lit-html/directives/repeat.js",
     "vendor/uplot/uPlot.iife.min.js",
 )
 """Everything that is served, besides INDEX."""

@@ -1,16 +1,15 @@
 // Explain: what each pod holds of a prompt, as strips; where all its groups agree; what is missing.
 
 import { html, nothing, svg } from "./vendor/lit-html/lit-html.js";
-import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { bounds, count, counted, tokens, words } from "./format.js";
-import { ask, asked, empty, name, rank, state } from "./parts.js";
+import { ask, asked, chooser, dim, empty, long, more, name, portion, rank, state, stay } from "./parts.js";
+import { live, newest, redraw, request } from "./stream.js";
 
 export const topics = ["requests"];
 export const drawsWithoutData = true;
 export const data = () => (asked("request") ? `/explain.json?request=${encodeURIComponent(asked("request"))}` : "/requests.json");
 
 const PORTION = 20;
-let most = PORTION;
 let told = null; // The answer, or {error}.
 let when = 0;
 let isAsking = false;
@@ -18,76 +17,76 @@ let wanted = null; // The request that was asked about last.
 
 const CELLS = { "#": "held", "+": "partly", ".": "missing" };
 
-async function take(answer, redraw) {
+async function take(answer) {
   isAsking = true;
   redraw();
   try {
-    const response = await answer();
-    const body = await response.json();
-    told = response.ok ? body : { error: body.error };
+    told = await (await answer()).json();
   } catch (error) {
-    told = { error: { message: `The server does not answer: ${error.message}.`, remedy: "Try again once it is back." } };
+    told = { error: error.remedy ? error : { message: `The server does not answer: ${error.message}.`, remedy: "Try again once it is back." } };
   }
   when = performance.now();
-  most = PORTION;
   isAsking = false;
   redraw();
 }
 
-const askKept = (id, redraw) => take(() => fetch(`/v1/strips?request=${encodeURIComponent(id)}`), redraw);
+const askKept = (id) => take(() => request(`/v1/strips?request=${encodeURIComponent(id)}`));
 
-function askPrompt(form, redraw) {
-  const ids = form.elements.ids.value.match(/\d+/g) ?? [];
-  const body = `{"model": ${JSON.stringify(form.elements.model.value)}, "token_ids": [${ids.join(",")}]}`;
-  ask("request", "");
+const post = (path, body) => request(path, { method: "POST", headers: { "content-type": "application/json" }, body });
+
+// What a prompt is: token ids, messages of a chat, or a text, which the server makes token ids of.
+async function ids(model, prompt) {
+  if (/^[\s\d,[\]]+$/.test(prompt)) return prompt.match(/\d+/g) ?? []; // As text: they may be larger than a Number.
+  const of = prompt.trimStart().startsWith("[{") ? `"messages":${prompt}` : `"prompt":${JSON.stringify(prompt)}`;
+  return (await (await post("/v1/tokens", `{"model":${model},${of}}`)).json()).token_ids;
+}
+
+function askPrompt({ elements }) {
+  const model = JSON.stringify(elements.model.value);
   wanted = "";
-  take(() => fetch("/v1/strips", { method: "POST", headers: { "content-type": "application/json" }, body }), redraw);
+  ask("request", "");
+  take(async () => post("/v1/strips", `{"model":${model},"token_ids":[${await ids(model, elements.prompt.value)}]}`));
 }
 
-export function view(live, redraw) {
+export function view() {
   const id = asked("request");
-  if (id && id !== wanted) {
-    wanted = id;
-    askKept(id, redraw);
-  }
-  return html`${form(live, redraw)}
-    <div aria-live="polite" aria-busy=${isAsking ? "true" : "false"}>${isAsking ? html`<p class="dim">Asking.</p>` : told ? answer(redraw) : empty("Nothing is explained yet.", "Choose one of the last requests, or paste the token ids of a prompt.", "An engine gives them at /tokenize, or vLLM at /v1/chat/completions/render.")}</div>`;
+  if (id && id !== wanted) askKept((wanted = id));
+  return html`${form(id)}
+    <div aria-live="polite" aria-busy=${isAsking}>${isAsking ? html`<p class="dim">Asking.</p>` : told ? answer() : empty("Nothing is explained yet.", "Choose one of the last requests, or paste a prompt.", "An engine gives its token ids at /tokenize, or vLLM at /v1/chat/completions/render.")}</div>`;
 }
 
-function form(live, redraw) {
-  const kept = [...live.requests.values()].filter((row) => row.has_prompt).sort((a, b) => b.decided_s - a.decided_s).slice(0, 50);
-  const id = asked("request");
-  const choose = (event) => { ask("request", event.target.value); redraw(); };
-  const options = id && !kept.some((row) => row.request === id) ? [{ request: id, model: "", num_tokens: null }, ...kept] : kept;
-  const models = [...new Set([...live.requests.values()].map((row) => row.model))];
+function form(id) {
+  const kept = newest().filter((row) => row.has_prompt).slice(0, 50);
+  const options = id && !kept.some((row) => row.request === id) ? [{ request: id }, ...kept] : kept;
+  const models = new Set([...live.requests.values()].map((row) => row.model));
   return html`<div class="columns">
-    <form class="panel" @submit=${(event) => event.preventDefault()}>
+    <form class="panel" @submit=${stay}>
       <h2>One of the last requests</h2>
-      ${options.length ? html`<label>Request <select name="request" @change=${choose}><option value="">choose one</option>${options.map((row) => html`<option value=${row.request} ?selected=${row.request === id}>${`${row.request}${row.model ? `: ${row.model}, ${tokens(row.num_tokens)}` : ""}`.slice(0, 120)}</option>`)}</select></label>
+      ${options.length ? html`${chooser("Request", "request", [["", "choose one"], ...options.map((row) => [row.request, `${row.request}${row.model ? `: ${row.model}, ${tokens(row.num_tokens)}` : ""}`.slice(0, 120)])])}
       <p class="dim">It is explained as it would be answered now.</p>
-      <button type="button" ?disabled=${!id} @click=${() => askKept(id, redraw)}>Explain again</button>`
+      <button type="button" ?disabled=${!id} @click=${() => askKept(id)}>Explain again</button>`
       : html`<p>${live.hasData && live.keepsPrompts === false ? "Prompts are not kept. Set prompts = true under [console] in fleet.toml, and restart the server." : "No request with a prompt is kept yet."}</p>`}
     </form>
-    <form class="panel" @submit=${(event) => { event.preventDefault(); askPrompt(event.target, redraw); }}>
+    <form class="panel" @submit=${(event) => { stay(event); askPrompt(event.target); }}>
       <h2>A prompt</h2>
       <label>Model <input name="model" required list="models" autocomplete="off"></label>
-      <datalist id="models">${models.map((model) => html`<option value=${model}></option>`)}</datalist>
-      <label>Token ids <textarea name="ids" rows="3" required spellcheck="false" placeholder="1, 2, 3, …"></textarea></label>
+      <datalist id="models">${[...models].map((model) => html`<option value=${model}></option>`)}</datalist>
+      <label>Token ids, text, or messages <textarea name="prompt" rows="3" required spellcheck="false" placeholder="1, 2, 3, …"></textarea></label>
       <button>Explain</button>
     </form>
   </div>`;
 }
 
-function answer(redraw) {
+function answer() {
   if (told.error) return html`<div class="banner" role="alert">${told.error.message} <span>${told.error.remedy}</span></div>`;
   const pods = [...told.pods].sort((a, b) => b.lower - a.lower || b.upper - a.upper);
   const at = new Date(Date.now() - (performance.now() - when)).toLocaleTimeString();
   return html`<section>
-    <div class="heading"><h2>${name(told.model)}, ${tokens(told.num_tokens)} <span class="dim">asked at ${at}</span></h2></div>
+    <div class="heading"><h2>${name(told.model)}, ${tokens(told.num_tokens)} ${dim(`asked at ${at}`)}</h2></div>
     ${legend()}
     ${pods.length ? nothing : empty("No pod serves this model.")}
-    ${repeat(pods.slice(0, most), (row) => `${row.dp_rank} ${row.pod}`, (row) => pod(row))}
-    ${pods.length > most ? html`<button type="button" @click=${() => { most += PORTION; redraw(); }}>Show more of ${counted(pods.length, "rank")}</button>` : nothing}
+    ${portion(pods, PORTION).map(pod)}
+    ${more(pods, PORTION)}
   </section>`;
 }
 
@@ -100,8 +99,8 @@ function pod(row) {
   return html`<article class="panel">
     <div class="heading"><h3>${rank(row)} ${state(row.state)}</h3><p><b>${bounds(row.lower, row.upper)}</b> of ${tokens(told.num_tokens)} reusable</p></div>
     ${row.groups.length ? html`<div class="strips">${row.groups.map((group) => strip(row, group))}</div>` : html`<p class="dim">Its groups are not known yet: no event has told them.</p>`}
-    ${row.reason ? html`<p>Why it is a bound: ${name(row.reason, 1000)}</p>` : nothing}
-    <p>${more(row)}</p>
+    ${row.reason ? html`<p>Why it is a bound: ${long(row.reason)}</p>` : nothing}
+    <p>${further(row)}</p>
   </article>`;
 }
 
@@ -117,7 +116,7 @@ function strip(row, group) {
   const accepts = group.accepted === null ? "accepts every boundary" : `accepts boundaries in ${counted(group.accepted.length, "place")}`;
   const label = `${groupName(group.group)}, ${words(group.kind)}`;
   return html`<div class="strip">
-    <p>${label}${group.window ? `, window of ${tokens(group.window)}` : ""} <span class="dim">${blocks}; ${accepts}</span></p>
+    <p>${label}${group.window ? `, window of ${tokens(group.window)}` : ""} ${dim(`${blocks}; ${accepts}`)}</p>
     <svg viewBox="0 0 ${WIDE} 26" preserveAspectRatio="none" role="img" aria-label="${label}: ${blocks}; ${accepts}">
       ${runs(group.cells).map(([kind, from, width]) => svg`<rect class=${CELLS[kind]} x=${from * cell} y="2" width=${width * cell} height="15"></rect>`)}
       ${(group.accepted ?? []).map((number) => mark("tick", (number + 1) * cell, 19, 7, 3))}
@@ -138,9 +137,9 @@ function runs(cells) {
   return found;
 }
 
-function more(row) {
+function further(row) {
   const lacks = row.missing;
-  if (!lacks) return row.limiting ? html`The prefix ends at ${tokens(row.limiting.boundary)}.` : html`<span class="dim">No group ends the prefix${row.lower === row.upper ? ": only the end of the prompt does" : ""}.</span>`;
+  if (!lacks) return row.limiting ? html`The prefix ends at ${tokens(row.limiting.boundary)}.` : dim(`No group ends the prefix${row.lower === row.upper ? ": only the end of the prompt does" : ""}.`);
   const blocks = lacks.spans.map(([from, to]) => `${count(from)} to ${count(to)}`).join(", ");
   const rest = lacks.num_blocks && lacks.spans.length === 16 ? " and further ones" : "";
   const what = lacks.num_blocks ? html`needs ${counted(lacks.num_blocks, "block")} that it lacks: tokens ${blocks}${rest}` : html`holds what the boundary needs by its kind; the pod's alignment or the end of the prompt excludes it`;

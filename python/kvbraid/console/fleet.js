@@ -1,22 +1,20 @@
 // Fleet: every pod by model and state, the worst first, and what to do about it.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
-import { repeat } from "./vendor/lit-html/directives/repeat.js";
-import { bytes, count, counted, share, words } from "./format.js";
-import { STATES, ago, ask, asked, bar, card, chooser, empty, name, rank, state } from "./parts.js";
+import { bytes, count, counted, seconds, share, words } from "./format.js";
+import { STATES, ago, asked, bar, cards, chooser, dim, empty, filters, finder, head, isFound, line, long, more, name, portion, rank, state, sum } from "./parts.js";
+import { live, redraw } from "./stream.js";
 
 export const topics = ["pods"];
 
 const ORDER = Object.keys(STATES);
-const PORTION = 100; // Rows that are drawn until more are asked for.
-let most = PORTION;
+const PORTION = 50; // Rows that are drawn until more are asked for.
 const open = new Set();
 
-const sum = (rows, of) => rows.reduce((total, row) => total + of(row), 0);
-const numRefused = (row) => sum(Object.values(row.refused), (n) => n);
 const keyOf = (row) => `${row.dp_rank} ${row.pod}`;
+const byName = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 
-export function view(live, redraw) {
+export function view() {
   const all = [...live.pods.values()];
   if (!all.length) {
     return empty(
@@ -26,103 +24,88 @@ export function view(live, redraw) {
       "To look around without engines, run kvbraid demo --serve.",
     );
   }
-  const text = asked("find").toLowerCase();
   const wanted = asked("state");
-  const found = all.filter((row) =>
-    (!wanted || row.state === wanted) &&
-    (!text || `${row.pod} ${row.model}`.toLowerCase().includes(text)));
-  found.sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (a.pod < b.pod ? -1 : a.pod > b.pod ? 1 : a.dp_rank - b.dp_rank));
-  const shown = found.slice(0, most);
+  const found = all.filter((row) => (!wanted || row.state === wanted) && isFound(row.pod, row.model));
+  found.sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || byName(a.pod, b.pod) || a.dp_rank - b.dp_rank);
   return html`
-    ${summary(live, all)}
-    ${filters(wanted, redraw)}
-    ${found.length ? nothing : empty("No pod matches.", "Clear the filter to see all of them.")}
-    ${found.length ? table(live, group(shown), all, redraw) : nothing}
-    ${found.length > shown.length ? html`<p><button type="button" @click=${() => { most += PORTION; redraw(); }}>Show ${Math.min(PORTION, found.length - shown.length)} more of ${counted(found.length, "rank")}</button></p>` : nothing}`;
+    ${summary(all)}
+    ${filters(finder("pod or model"), chooser("State", "state", [["", "all"], ...ORDER]))}
+    ${found.length ? models(portion(found, PORTION), all) : empty("No pod matches.", "Clear the filter to see all of them.")}
+    ${more(found, PORTION)}`;
 }
 
-function group(rows) {
-  const models = new Map();
-  for (const row of rows) models.set(row.model, [...(models.get(row.model) ?? []), row]);
-  return models;
+function summary(all) {
+  const inState = (name) => sum(all, (row) => row.state === name);
+  return cards(
+    ["Ranks", count(all.length), counted(new Set(all.map((row) => row.model)).size, "model")],
+    ...ORDER.filter((name) => name === "exact" || inState(name)).map((name) => [state(name), count(inState(name)), share(inState(name), all.length)]),
+    ["In flight", counted(sum(all, (row) => row.running), "request"), `${count(sum(all, (row) => row.waiting))} without a first token`],
+    ["Blocks known", count(sum(all, (row) => row.num_blocks)), "of all groups"],
+    ["Memory of the index", bytes(live.memoryBytes), "on this server"],
+  );
 }
 
-function summary(live, all) {
-  const inState = (name) => all.filter((row) => row.state === name).length;
-  const running = sum(all, (row) => row.running);
-  const waiting = sum(all, (row) => row.waiting);
-  return html`<dl class="cards">
-    ${card("Ranks", count(all.length), counted(new Set(all.map((row) => row.model)).size, "model"))}
-    ${ORDER.filter((name) => name === "exact" || inState(name)).map((name) => card(html`${state(name)}`, count(inState(name)), share(inState(name), all.length)))}
-    ${card("In flight", counted(running, "request"), `${count(waiting)} without a first token`)}
-    ${card("Blocks known", count(sum(all, (row) => row.num_blocks)), "of all groups")}
-    ${card("Memory of the index", bytes(live.memoryBytes), "on this server")}
-  </dl>`;
+const NUMBER = "number";
+const ofEngine = (load, key) => (load ? dim(` engine ${count(load[key])}`) : nothing);
+
+const COLUMNS = [
+  ["Pod", (row) => html`<button type="button" class="plain" data-key=${keyOf(row)} aria-expanded=${open.has(keyOf(row))} @click=${() => toggle(keyOf(row))}>${rank(row)}</button>${row.drain ? html` <span class="tag">draining</span>` : nothing}`],
+  ["State", (row) => html`${state(row.state)}${row.state !== "exact" && row.reason ? html`<span class="why">${name(row.reason, 120)}</span>` : nothing}`],
+  ["Since", (row) => ago(row.state_s)],
+  ["Running", (row) => html`${count(row.running)}${row.max_running ? dim(` of ${count(row.max_running)}`) : nothing}${ofEngine(row.engine_load, "running")}`, NUMBER],
+  ["Waiting", (row) => html`${count(row.waiting)}${ofEngine(row.engine_load, "waiting")}`, NUMBER],
+  ["Pool in use", ({ engine_load: load }) => load ? html`${bar([["held", load.usage, "in use"]], 1, `pool in use: ${share(load.usage, 1)}`)}${dim(share(load.usage, 1))}` : html`<span class="dim" title="Only kvbraid route reads engines' metrics">not asked</span>`],
+  ["Blocks", (row) => count(row.num_blocks), NUMBER],
+  ["Index memory", (row) => bytes(row.memory_bytes), NUMBER],
+  ["Last events", (row) => html`${ago(row.applied_s)}${row.last_seq === null ? nothing : dim(` batch ${count(row.last_seq)}`)}`],
+  ["Event lag", (row) => row.lag_s === null ? dim("–") : seconds(row.lag_s), NUMBER],
+  ["Placed", ({ placed: { unplaced, ...means } }) => {
+    const placed = sum(Object.values(means), (n) => n);
+    return share(placed, placed + unplaced);
+  }, NUMBER],
+  ["Refused", (row) => count(sum(Object.values(row.refused), (n) => n)), NUMBER],
+];
+
+function toggle(key) {
+  if (!open.delete(key)) open.add(key);
+  redraw();
 }
 
-const filters = (wanted, redraw) => html`<form class="filters" role="search" @submit=${(event) => event.preventDefault()}>
-  <label>Find <input type="search" name="find" placeholder="pod or model" .value=${asked("find")} @input=${(event) => { ask("find", event.target.value); redraw(); }}></label>
-  ${chooser("State", wanted, [["", "all"], ...ORDER.map((name) => [name, name])], (value) => { ask("state", value); redraw(); })}
-</form>`;
-
-function table(live, models, all, redraw) {
-  const sorted = [...models].sort(([a], [b]) => (a < b ? -1 : 1));
+function models(rows, all) {
+  const groups = [...Map.groupBy(rows, (row) => row.model)].sort(([a], [b]) => byName(a, b));
   return html`<div class="scroll"><table class="stack lines">
-      <thead><tr><th scope="col">Pod</th><th scope="col">State</th><th scope="col">Since</th><th scope="col" class="number">Running</th><th scope="col" class="number">Waiting</th><th scope="col">Pool in use</th><th scope="col" class="number">Blocks</th><th scope="col" class="number">Index memory</th><th scope="col">Last events</th><th scope="col" class="number">Placed</th><th scope="col" class="number">Refused</th></tr></thead>
-      ${repeat(sorted, ([model]) => model, ([model, rows]) => {
-        const whole = all.filter((row) => row.model === model).length;
+      ${head(COLUMNS)}
+      ${groups.map(([model, rows]) => {
+        const whole = sum(all, (row) => row.model === model);
         return html`<tbody>
-          <tr class="model"><th colspan="11" scope="rowgroup">${name(model)} <span class="dim">${rows.length < whole ? `${count(rows.length)} of ${counted(whole, "rank")}` : counted(whole, "rank")}</span></th></tr>
-          ${repeat(rows, keyOf, (row) => [line(live, row, redraw), open.has(keyOf(row)) ? details(live, row) : nothing])}
+          <tr class="model"><th colspan=${COLUMNS.length} scope="rowgroup">${name(model)} ${dim(rows.length < whole ? `${count(rows.length)} of ` : "", counted(whole, "rank"))}</th></tr>
+          ${rows.map((row) => [line(COLUMNS, row), open.has(keyOf(row)) ? details(row) : nothing])}
         </tbody>`;
       })}
     </table></div>`;
 }
 
-function line(live, row, redraw) {
-  const isOpen = open.has(keyOf(row));
-  const toggle = () => { isOpen ? open.delete(keyOf(row)) : open.add(keyOf(row)); redraw(); };
-  const { unplaced, ...means } = row.placed;
-  const placed = sum(Object.values(means), (n) => n);
-  const load = row.engine_load;
-  return html`<tr>
-    <th scope="row"><button type="button" class="plain" aria-expanded=${isOpen ? "true" : "false"} @click=${toggle}>${rank(row)}</button>${row.drain ? html` <span class="tag">draining</span>` : nothing}</th>
-    <td data-label="State">${state(row.state)}${row.state !== "exact" && row.reason ? html`<span class="why">${name(row.reason, 120)}</span>` : nothing}</td>
-    <td data-label="Since">${ago(live, row.state_s)}</td>
-    <td data-label="Running" class="number">${count(row.running)}${row.max_running ? html`<span class="dim"> of ${count(row.max_running)}</span>` : nothing}${load ? html`<span class="dim"> engine ${count(load.running)}</span>` : nothing}</td>
-    <td data-label="Waiting" class="number">${count(row.waiting)}${load ? html`<span class="dim"> engine ${count(load.waiting)}</span>` : nothing}</td>
-    <td data-label="Pool in use">${load ? html`${bar([["held", load.usage, "in use"]], 1, `pool in use: ${share(load.usage, 1)}`)}<span class="dim">${share(load.usage, 1)}</span>` : html`<span class="dim" title="Only kvbraid route reads engines' metrics">not asked</span>`}</td>
-    <td data-label="Blocks" class="number">${count(row.num_blocks)}</td>
-    <td data-label="Index memory" class="number">${bytes(row.memory_bytes)}</td>
-    <td data-label="Last events">${ago(live, row.applied_s)}${row.last_seq === null ? nothing : html`<span class="dim"> batch ${count(row.last_seq)}</span>`}</td>
-    <td data-label="Placed" class="number">${share(placed, placed + unplaced)}</td>
-    <td data-label="Refused" class="number">${count(numRefused(row))}</td>
-  </tr>`;
-}
-
 const fact = (label, value) => html`<div><dt>${label}</dt><dd>${value}</dd></div>`;
-const counts = (numbers, none) => {
+
+function counts(numbers, none) {
   const some = Object.entries(numbers).filter(([, n]) => n);
   return some.length ? html`<ul class="inline">${some.map(([what, n]) => html`<li>${name(words(what))} <b>${count(n)}</b></li>`)}</ul>` : none;
-};
+}
 
-function details(live, row) {
-  return html`<tr class="details"><td colspan="11"><dl class="facts">
-    ${row.reason ? fact("Reason", name(row.reason, 1000)) : nothing}
-    ${row.remedy ? fact("What to do", name(row.remedy, 1000)) : nothing}
-    ${fact("Last warning", row.problem ? html`${name(row.problem.text, 1000)} <span class="dim">${words(row.problem.event)}, ${ago(live, row.problem.at_s)}</span>` : "none")}
-    ${fact("Events from", row.endpoint ? html`${name(row.endpoint)}${row.replay_endpoint ? html`, missed ones from ${name(row.replay_endpoint)}` : ", and missed ones are lost: it has no replay_endpoint"}` : "nowhere")}
+const missed = (row) => row.replay_endpoint ? html`, missed ones from ${name(row.replay_endpoint)}` : ", and missed ones are lost: it has no replay_endpoint";
+
+const details = (row) => html`<tr class="details"><td colspan=${COLUMNS.length}><dl class="facts">
+    ${row.reason ? fact("Reason", long(row.reason)) : nothing}
+    ${row.remedy ? fact("What to do", long(row.remedy)) : nothing}
+    ${fact("Last warning", row.problem ? html`${long(row.problem.text)} ${dim(words(row.problem.event), ", ", ago(row.problem.at_s))}` : "none")}
+    ${fact("Events from", row.endpoint ? html`${name(row.endpoint)}${missed(row)}` : "nowhere")}
     ${fact("Requests to", row.url ? name(row.url) : "no url is registered")}
-    ${fact("Batches applied", count(row.messages))}
     ${fact("Hashes placed by", counts(row.placed, "none yet"))}
     ${fact("Refused and noted", counts(row.refused, "nothing"))}
-    ${fact("Groups, and their blocks held", row.groups.length ? html`<ul>${row.groups.map(groupLine)}</ul>` : "not known until the first event")}
+    ${fact("Groups, and their blocks held", row.groups.length ? html`<ul>${row.groups.map(group)}</ul>` : "not known until the first event")}
   </dl></td></tr>`;
-}
 
-const groupLine = (group) => html`<li>${group.group === null ? "without a number" : `group ${group.group}`}: ${words(group.kind)}, blocks of ${counted(group.block_size, "token")}${group.window ? `, window of ${counted(group.window, "token")}` : ""}${group.chunk ? `, chunks of ${counted(group.chunk, "token")}` : ""}${group.eagle ? ", EAGLE" : ""}: ${heldOf(group)}</li>`;
+const group = (it) => html`<li>${it.group === null ? "without a number" : `group ${it.group}`}: ${words(it.kind)}, blocks of ${counted(it.block_size, "token")}${it.window ? `, window of ${counted(it.window, "token")}` : ""}${it.chunk ? `, chunks of ${counted(it.chunk, "token")}` : ""}${it.eagle ? ", EAGLE" : ""}: <b>${heldOf(it)}</b></li>`;
 
-function heldOf({ held }) {
-  const some = Object.entries(held).filter(([tier, n]) => n || tier === "gpu");
-  return html`<b>${some.map(([tier, n]) => `${count(n)} on ${tier.toUpperCase()}`).join(", ")}</b>`;
-}
+const heldOf = ({ held }) =>
+  Object.entries(held).filter(([tier, n]) => n || tier === "gpu").map(([tier, n]) => `${count(n)} on ${tier.toUpperCase()}`).join(", ");

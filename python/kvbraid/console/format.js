@@ -1,6 +1,7 @@
 // Numbers as people read them: each with its unit. Nothing here knows the page.
 
-export const count = (n) => n.toLocaleString("en-US");
+// Whole numbers in groups of three, without the data of all languages that a browser would load.
+export const count = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
 
 export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
@@ -43,3 +44,15 @@ export const bounds = (lower, upper) =>
 export const isLoss = ({ gap, reason }) => gap !== "above" && reason !== "never_seen" && reason !== "end_of_prompt";
 
 export const words = (name) => name.replaceAll("_", " ");
+
+// The terms of a cost, and what each is (docs/routing.md).
+export const TERMS = {
+  wait: "wait for requests sent from here",
+  others: "wait for requests of others",
+  prefill: "its prefill",
+  loading: "loading from slower tiers",
+  decoding: "requests that decode meanwhile",
+  potential: "what is present may become resumable",
+  displacement: "work that delays and displaces others",
+  queue: "work in this queue",
+};

@@ -1,8 +1,9 @@
 // Ladder: how many tokens of the prompts were reused over time, and why it was not more.
 
-import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { html } from "./vendor/lit-html/lit-html.js";
 import { count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
-import { ask, asked, bar, card, chooser, empty, name } from "./parts.js";
+import { asked, bar, cards, chooser, empty, filters, name, sum, table } from "./parts.js";
+import { live, now } from "./stream.js";
 
 export const topics = ["ladder"];
 
@@ -11,95 +12,101 @@ const REASONS = [
   "end_of_prompt", "state_missing", "evicted", "other_pod_for_load", "event_lag", "left_out",
   "engine_recomputed", "tokens_differ", "uncertain", "not_reported", "unknown", "forgotten", "never_seen",
 ];
-const COLOURS = 14; // Of style.css: --series-0 is what was delivered.
+// Of what was reused, and of each reason, on light ground and on dark.
+const COLOURS = [
+  "#3a9360", "#93b884", "#3f7fe8", "#d2503f", "#d99a2b", "#8566cc", "#c26aa8",
+  "#9a6a48", "#2ba0a6", "#8e99a8", "#707b8a", "#b3a14a", "#8c9cc6", "#a7b0bd",
+];
 const SPANS = [["10", "10 minutes"], ["30", "30 minutes"], ["60", "1 hour"]];
 
 let chart = null;
 let drawnFor = "";
 
-export function view(live, redraw) {
+const minutes = () => Number(asked("minutes") || 10);
+
+export function view() {
   if (!live.models.length) {
     return empty(
       "No request has ended yet.",
       "Requests that are picked count here once their end is reported: by kvbraid route and pick-serve themselves, or by POST /v1/picked.",
     );
   }
-  const model = asked("model");
-  const minutes = Number(asked("minutes") || 10);
-  const rows = chosen(live, model, minutes);
+  const rows = chosen();
   const all = totals(rows);
   const worst = all.gaps.find(([reason]) => isLoss({ reason }));
   return html`
-    <form class="filters" @submit=${(event) => event.preventDefault()}>
-      ${chooser("Model", model, [["", "all models"], ...live.models.map((row) => [row.model, row.model.slice(0, 60)])], (value) => { ask("model", value); redraw(); })}
-      ${chooser("Of the last", String(minutes), SPANS, (value) => { ask("minutes", value); redraw(); })}
-    </form>
-    <dl class="cards">
-      ${card("Ended", counted(all.ended, "request"), `${count(all.reported)} of them reported`)}
-      ${card("Prompts", tokens(all.prompt), `in the last ${minutes} minutes`)}
-      ${card("Reused", share(all.delivered, all.prompt), tokens(all.delivered))}
-      ${worst ? card("Lost most to", words(worst[0]), tokens(worst[1])) : card("Lost", "nothing", "that was there before")}
-    </dl>
+    ${filters(
+      chooser("Model", "model", [["", "all models"], ...live.models.map((row) => [row.model, row.model.slice(0, 60)])]),
+      chooser("Of the last", "minutes", SPANS, String(minutes())),
+    )}
+    ${cards(
+      ["Ended", counted(all.ended, "request"), `${count(all.reported)} of them reported`],
+      ["Prompts", tokens(all.prompt), `in the last ${minutes()} minutes`],
+      ["Reused", share(all.delivered, all.prompt), tokens(all.delivered)],
+      worst ? ["Lost most to", words(worst[0]), tokens(worst[1])] : ["Lost", "nothing", "that was there before"],
+    )}
     <section>
       <h2>Tokens of prompts, each ${seconds(live.intervalS)}</h2>
-      ${rows.length ? nothing : empty(`No request has ended in the last ${minutes} minutes.`, "Choose a longer time.")}
+      ${rows.length ? "" : empty(`No request has ended in the last ${minutes()} minutes.`, "Choose a longer time.")}
       <div id="chart" class="chart" role="img" aria-label="Tokens of prompts over time, by what became of them; the table has the same sums" ?hidden=${!rows.length}></div>
     </section>
     <section>
       <h2>What became of them</h2>
-      <div class="scroll"><table>
-        <thead><tr><th scope="col">What</th><th scope="col" class="where">Where it was lost</th><th scope="col" class="number">Tokens</th><th scope="col" class="number">Share</th><th scope="col" class="wide">Of all prompts</th></tr></thead>
-        <tbody>
-          ${part("delivered", 0, "reused by the engines", "", all.delivered, all.prompt)}
-          ${all.gaps.map(([reason, n, gaps]) => part(reason, REASONS.indexOf(reason) + 1, words(reason), gaps, n, all.prompt))}
-        </tbody>
-      </table></div>
+      ${table(parts(all.prompt), [["reused by the engines", all.delivered, "", 0], ...all.gaps.map(([reason, n, gaps]) => [words(reason), n, gaps, REASONS.indexOf(reason) + 1])], { kind: "" })}
       <p class="dim">Each reason, how sure it is and what helps: docs/ladder.md. ${all.above ? `Engines reused ${tokens(all.above)} more than was expected of their pods.` : ""}</p>
     </section>
     <section>
       <h2>Since the server's start</h2>
-      <div class="scroll"><table class="stack">
-        <thead><tr><th scope="col">Model</th><th scope="col" class="number">Requests</th>${Object.values(RUNGS).map((title) => html`<th scope="col" class="number">${title}, tokens</th>`)}</tr></thead>
-        <tbody>${live.models.map((row) => html`<tr><th scope="row">${name(row.model)}</th><td data-label="Requests" class="number">${count(row.ended)}</td>${Object.entries(RUNGS).map(([rung, title]) => html`<td data-label=${`${title}, tokens`} class="number">${row.rungs[rung] === null ? "–" : count(row.rungs[rung])}</td>`)}</tr>`)}</tbody>
-      </table></div>
+      ${table(SINCE_START, live.models)}
     </section>`;
 }
 
 const RUNGS = { prompt: "Prompts", seen: "Seen", best: "Best pod", chosen: "Chosen pod", delivered: "Delivered" };
 const WHERE = { seen: "never there", best: "on every pod", chosen: "by the choice", delivered: "in the engine" };
 
-const part = (key, colour, what, where, n, whole) => html`<tr><th scope="row"><svg class="key" aria-hidden="true"><rect width="100%" height="100%" fill=${`var(--series-${colour})`}></rect></svg>${what}</th><td class="where">${where}</td><td class="number">${count(n)}</td><td class="number">${share(n, whole)}</td><td class="wide">${bar([["", n, what, `var(--series-${colour})`]], whole, "")}</td></tr>`;
+const SINCE_START = [
+  ["Model", (row) => name(row.model)],
+  ["Requests", (row) => count(row.ended), "number"],
+  ...Object.entries(RUNGS).map(([rung, title]) => [`${title}, tokens`, (row) => (row.rungs[rung] === null ? "–" : count(row.rungs[rung])), "number"]),
+];
 
-function chosen(live, model, minutes) {
-  const first = live.now() - 60 * minutes - live.intervalS;
+// Rows are [what, tokens, where, number of its colour].
+const parts = (whole) => [
+  ["What", ([what, , , colour]) => html`<svg class="key" aria-hidden="true"><rect width="100%" height="100%" fill=${COLOURS[colour]}></rect></svg>${what}`],
+  ["Where it was lost", ([, , where]) => where, "where"],
+  ["Tokens", ([, n]) => count(n), "number"],
+  ["Share", ([, n]) => share(n, whole), "number"],
+  ["Of all prompts", ([what, n, , colour]) => bar([["", n, what, COLOURS[colour]]], whole, ""), "wide"],
+];
+
+function chosen() {
+  const [model, first] = [asked("model"), now() - 60 * minutes() - live.intervalS];
   return [...live.intervals.values()].filter((row) => row.begin_s >= first && (!model || row.model === model));
 }
 
 function totals(rows) {
-  const sum = (of) => rows.reduce((total, row) => total + of(row), 0);
   const lost = new Map();
   let above = 0;
-  for (const row of rows) {
-    for (const gap of row.gaps) {
-      if (gap.gap === "above") {
-        above += gap.tokens;
-        continue;
-      }
-      const [n, gaps] = lost.get(gap.reason) ?? [0, new Set()];
-      lost.set(gap.reason, [n + gap.tokens, gaps.add(WHERE[gap.gap])]);
+  for (const { gap, reason, tokens } of rows.flatMap((row) => row.gaps)) {
+    if (gap === "above") {
+      above += tokens;
+      continue;
     }
+    const [n, gaps] = lost.get(reason) ?? [0, new Set()];
+    lost.set(reason, [n + tokens, gaps.add(WHERE[gap])]);
   }
   const gaps = [...lost].map(([reason, [n, where]]) => [reason, n, [...where].join(", ")]).sort((a, b) => b[1] - a[1]);
-  return { ended: sum((row) => row.ended), reported: sum((row) => row.reported), prompt: sum((row) => row.prompt), delivered: sum((row) => row.delivered), gaps, above };
+  const of = (key) => sum(rows, (row) => row[key]);
+  return { ended: of("ended"), reported: of("reported"), prompt: of("prompt"), delivered: of("delivered"), gaps, above };
 }
 
 // Columns for uPlot: times in seconds before now, then the series, each on top of the ones below it.
-function columns(live, rows, minutes) {
+function columns(rows) {
   const step = live.intervalS;
-  const last = Math.floor(live.now() / step) * step;
-  const num = Math.round((60 * minutes) / step);
+  const last = Math.floor(now() / step) * step;
+  const num = Math.round((60 * minutes()) / step);
   const first = last - (num - 1) * step;
-  const series = Array.from({ length: COLOURS }, () => new Array(num).fill(0));
+  const series = COLOURS.map(() => new Array(num).fill(0));
   for (const row of rows) {
     const at = Math.round((row.begin_s - first) / step);
     if (at < 0 || at >= num) continue;
@@ -107,7 +114,7 @@ function columns(live, rows, minutes) {
     for (const gap of row.gaps) if (gap.gap !== "above") series[REASONS.indexOf(gap.reason) + 1][at] += gap.tokens;
   }
   for (const column of series) column.push(column[num - 1]); // The end of the last interval.
-  for (let above = 1; above < COLOURS; above++) series[above] = series[above].map((n, at) => n + series[above - 1][at]);
+  for (let above = 1; above < COLOURS.length; above++) series[above] = series[above].map((n, at) => n + series[above - 1][at]);
   return [Array.from({ length: num + 1 }, (_, at) => (at - num) * step), ...series];
 }
 
@@ -124,7 +131,7 @@ function options(place) {
       { ...axis, size: 64, values: (_, ticks) => ticks.map((n) => (n >= 1e6 ? `${n / 1e6} M` : n >= 1e3 ? `${n / 1e3} k` : n)) },
     ],
     // The highest is drawn first, so that those below it cover it.
-    series: [{}, ...Array.from({ length: COLOURS }, (_, at) => COLOURS - 1 - at).map((at) => ({ fill: colour(`--series-${at}`), width: 0, points: { show: false }, paths: stepped }))],
+    series: [{}, ...COLOURS.toReversed().map((fill) => ({ fill, width: 0, points: { show: false }, paths: stepped }))],
   };
 }
 
@@ -133,12 +140,11 @@ const load = () => (loading ??= new Promise((resolve, reject) => {
   document.head.append(Object.assign(document.createElement("script"), { src: "/console/vendor/uplot/uPlot.iife.min.js", onload: resolve, onerror: reject }));
 }));
 
-export async function drawn(live) {
+export async function drawn() {
   const place = document.getElementById("chart");
   if (!place || place.hidden) return;
   await load();
-  const [model, minutes] = [asked("model"), Number(asked("minutes") || 10)];
-  const [times, ...series] = columns(live, chosen(live, model, minutes), minutes);
+  const [times, ...series] = columns(chosen());
   const values = [times, ...series.reverse()];
   const key = `${place.clientWidth} ${matchMedia("(prefers-color-scheme: dark)").matches}`;
   if (!chart || key !== drawnFor || chart.root.parentNode !== place) {

@@ -2,9 +2,10 @@
 
 import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
 import { age } from "./format.js";
-import { Live } from "./stream.js";
+import { empty, stay } from "./parts.js";
+import { isStale, key, live, redraw, request, retryNow, silenceS, start, useKey } from "./stream.js";
 
-const PAGES = { fleet: "Fleet", requests: "Requests", explain: "Explain", ladder: "Ladder" };
+const PAGES = { fleet: "Fleet", requests: "Requests", explain: "Explain", ladder: "Ladder", policy: "Policy", config: "Config" };
 
 const path = location.pathname.slice(1);
 const here = path in PAGES ? path : "fleet";
@@ -16,39 +17,57 @@ const STATUS = {
   live: "Live",
   hidden: "Paused",
   lost: "Not connected",
+  refused: "No access",
 };
 
-function status(live) {
-  const stale = live.isStale() || live.status === "lost";
+function status() {
+  const stale = isStale() || live.status === "lost";
   return html`<p class="status ${stale ? "stale" : live.status}">
     <span role="status">${stale && live.status === "live" ? "No news" : STATUS[live.status]}</span>
-    ${live.hasData ? html`<span class="dim">data ${age(live.silenceS())}</span>` : nothing}
+    ${live.hasData ? html`<span class="dim">data ${age(silenceS())}</span>` : nothing}
+    ${key() ? html`<button type="button" @click=${() => useKey("")}>Forget the key</button>` : nothing}
   </p>`;
 }
 
-function banner(live) {
-  if (!live.isStale() && !(live.status === "lost" && !live.hasData)) return nothing;
-  const since = live.hasData ? `What is shown was true ${age(live.silenceS())}.` : "Nothing is known yet.";
+function banner() {
+  if (!isStale() && !(live.status === "lost" && !live.hasData)) return nothing;
+  const since = live.hasData ? `What is shown was true ${age(silenceS())}.` : "Nothing is known yet.";
   return html`<p class="banner" role="alert">The server does not answer. ${since} It is asked again by itself.
-    <button type="button" @click=${() => live.retryNow()}>Ask now</button></p>`;
+    <button type="button" @click=${retryNow}>Ask now</button></p>`;
 }
 
-function frame(live) {
-  return html`
+const asksForKey = ({ code, message, remedy }) => html`<form class="panel" @submit=${(event) => { stay(event); useKey(event.target.elements.key.value.trim()); event.target.reset(); }}>
+  <h2>This server asks for a key</h2>
+  <p role="alert">${code !== "unauthorized" ? `${message}; ${remedy}.` : key() ? "The server does not know this key, or not any longer." : "What this page shows needs a key with the rights read and explain."}</p>
+  <label>Key <input type="password" name="key" required autocomplete="off" spellcheck="false"></label>
+  <p class="dim">It stays in this tab until that is closed, and goes to this server alone.</p>
+  <button>Use this key</button>
+</form>`;
+
+// A link cannot send a key, so its JSON is fetched and shown from memory.
+function openJson(event) {
+  if (!key()) return;
+  stay(event);
+  request(event.target.href).then((answer) => answer.blob()).then((blob) => location.assign(URL.createObjectURL(blob)), redraw);
+}
+
+const shown = () =>
+  live.refused ? asksForKey(live.refused) : live.hasData || page.drawsWithoutData ? page.view() : empty("Waiting for the first answer.");
+
+const frame = () => html`
     <a class="skip" href="#main">Skip to the page</a>
     <header>
       <a class="brand" href="/"><img src="/console/icon.svg" alt="" width="22" height="22">kvbraid</a>
       <nav aria-label="Pages">
         ${Object.entries(PAGES).map(([to, title]) => html`<a href="/${to}" aria-current=${to === here ? "page" : nothing}>${title}</a>`)}
       </nav>
-      ${status(live)}
+      ${status()}
     </header>
-    <main id="main" tabindex="-1" class=${live.isStale() ? "stale" : ""}>
-      ${banner(live)}
-      <div class="heading"><h1>${PAGES[here]}</h1><a class="dim" href=${page.data?.() ?? `/${here}.json`}>JSON</a></div>
-      ${live.hasData || page.drawsWithoutData ? page.view(live, redraw) : html`<p class="empty">Waiting for the first answer.</p>`}
+    <main id="main" tabindex="-1" class=${isStale() ? "stale" : ""}>
+      ${banner()}
+      <div class="heading"><h1>${PAGES[here]}</h1><a class="dim" href=${page.data?.() ?? `/${here}.json`} @click=${openJson}>JSON</a></div>
+      ${shown()}
     </main>`;
-}
 
 let isAsked = false;
 let drawnMs = 0;
@@ -56,17 +75,21 @@ const root = document.createElement("div");
 document.body.append(root);
 
 // Draws once however often it is asked for, and nothing while nobody looks.
-function redraw() {
+function draw() {
   if (isAsked) return;
   isAsked = true;
   requestAnimationFrame(() => {
     isAsked = false;
     drawnMs = performance.now();
-    render(frame(live), root);
-    page.drawn?.(live);
+    const focused = document.activeElement.dataset.key;
+    render(frame(), root);
+    // Rows are drawn in their places. One with the focus takes it along when it moves.
+    if (focused && document.activeElement.dataset.key !== focused) {
+      root.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    }
+    if (!live.refused) page.drawn?.();
   });
 }
 
-const live = new Live(page.topics, () => redraw());
-setInterval(() => document.hidden || performance.now() - drawnMs < 900 || redraw(), 500); // Ages grow.
-redraw();
+start(page.topics, draw);
+setInterval(() => document.hidden || performance.now() - drawnMs < 900 || draw(), 500); // Ages grow.

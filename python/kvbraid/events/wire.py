@@ -4,6 +4,7 @@ The native core decodes, and never raises for bad bytes. Encoding is plain Pytho
 engines and tests: a value that a form cannot carry is refused, never left out.
 """
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -38,6 +39,24 @@ def decode(payload: bytes) -> EventBatch:
         events=tuple(_READERS[tag](*fields) for tag, *fields in events),
         refused=tuple(BatchRefusal(reason=reason, event_index=index) for reason, index in refused),
     )
+
+
+_TIME: Final = struct.Struct(">cd")
+_FLOAT64: Final = b"\xcb"
+_ARRAY16: Final = 0xDC
+"""The head of an array of more than 15 entries; that of a shorter one takes a single byte."""
+
+
+def published_at(payload: bytes) -> float | None:
+    """Return when an engine says that it made a batch, in seconds since 1970, decoding no events.
+
+    None if it says nothing, or not as a number of 64 bits, as engines write it; 0.0 says nothing.
+    """
+    begin = 3 if payload[:1] == bytes([_ARRAY16]) else 1
+    if len(payload) < begin + _TIME.size or (begin == 1 and payload[0] >> 4 != 0b1001):
+        return None
+    tag, ts = _TIME.unpack_from(payload, begin)
+    return ts if tag == _FLOAT64 and 0 < ts < float("inf") else None
 
 
 def encode_batch(

@@ -32,6 +32,6 @@ HTTP or keeps connections. In reading order:
 It comes with the extra `route`, and `envoy/` with `envoy`.
 """
 
-from kvbraid.extras import require_route
+from kvbraid.extras import require
 
-require_route(__name__)
+require("route", __name__)

@@ -16,7 +16,7 @@ from kvbraid.gateway.ends import hear
 from kvbraid.gateway.fleet import Fleet
 from kvbraid.gateway.metrics import ProxyMetrics
 from kvbraid.gateway.polling import LoadPoller
-from kvbraid.gateway.prompts import PromptReader
+from kvbraid.gateway.prompts import PromptReader, token_ids_of
 from kvbraid.gateway.proxy import Proxy
 from kvbraid.service.forwarding import ForwardingOptions
 from kvbraid.service.http.access import Access
@@ -65,7 +65,12 @@ class Gateway(Application):
         access: Access | None = None,
     ) -> None:
         access = access or Access()
-        super().__init__(service, access=access, routes=self._routes(options))
+        super().__init__(
+            service,
+            access=access,
+            routes=self._routes(options),
+            token_ids=token_ids_of(reader),
+        )
         self.proxy = Proxy(
             service,
             reader,

@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 
 from kvbraid.gateway.choosing import BYTES_PER_TOKEN, Chooser
-from kvbraid.gateway.headers import MODEL, SESSION, request_id
+from kvbraid.gateway.headers import MODEL, SESSION, TRACEPARENT, request_id
 from kvbraid.gateway.prompts import Prompt, PromptReader
 from kvbraid.ids import PodId
 from kvbraid.policy import Decision
@@ -89,6 +89,10 @@ class Asker:
 
     async def _prompt(self, asked: Question) -> Prompt:
         if asked.is_cut:
-            session = asked.headers.get(SESSION)
-            return Prompt(model=first_model(asked.body), session=session, why_no_tokens="cut_body")
+            return Prompt(
+                model=first_model(asked.body),
+                session=asked.headers.get(SESSION),
+                traceparent=asked.headers.get(TRACEPARENT, ""),
+                why_no_tokens="cut_body",
+            )
         return await self._reader.read(asked.path, asked.headers, asked.body)

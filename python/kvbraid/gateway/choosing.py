@@ -82,6 +82,7 @@ class Chooser:
                 priority=prompt.priority,
                 num_tokens=num_bytes // BYTES_PER_TOKEN,
                 may_overfill=may_overfill,
+                traceparent=prompt.traceparent,
             )
 
         is_short = (

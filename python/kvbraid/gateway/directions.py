@@ -17,7 +17,7 @@ from kvbraid.gateway.asking import Asker, Question, name_of
 from kvbraid.gateway.bodies import Body
 from kvbraid.gateway.choosing import Chooser
 from kvbraid.gateway.headers import DP_RANK, REQUEST_ID, as_text
-from kvbraid.gateway.prompts import PromptReader
+from kvbraid.gateway.prompts import PromptReader, path_of
 from kvbraid.policy import Decision
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.forwarding import ForwardingOptions
@@ -60,32 +60,6 @@ class DirectionsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     replica_id: str
     request_headers: dict[str, str]
-
-
-class _Telling(msgspec.Struct):
-    """The fields that tell one kind of request from another."""
-
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-
-
-_FIELDS: Final = msgspec.json.Decoder(_Telling)
-_ABSENT: Final = frozenset({b"", b"null"})
-_PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": ""}
-"""The path of a body with one of these fields; embeddings and responses share the last."""
-
-
-def path_of(body: bytes) -> str:
-    """Return the path that a body is for; empty if it may be for several, or for none."""
-    try:
-        fields = _FIELDS.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
-    given = [
-        path for field, path in _PATHS.items() if bytes(getattr(fields, field)) not in _ABSENT
-    ]
-    return given[0] if len(given) == 1 else ""
 
 
 class Directions:

@@ -77,7 +77,6 @@ class Fleet:
         self._without_endpoint: frozenset[PodId] = frozenset()
         self._at: dict[str, list[PodId]] = {}
         self._of_model: dict[str, list[PodId]] = {}
-        self._adapters: dict[str, str] = {}
         self._lacking: dict[str, frozenset[PodId]] = {}
 
     # ---- who there is ----------------------------------------------------------------------
@@ -92,8 +91,8 @@ class Fleet:
         model, adapter = name, None
         if not name and len(self._of_model) == 1:
             model = next(iter(self._of_model))
-        elif name in self._adapters and name not in self._service.models:
-            model, adapter = self._adapters[name], name
+        elif name in self._service.adapters:
+            model, adapter = self._service.adapters[name], name
         if not model:
             told = counted(len(self._service.models), "model")
             remedy = "name it in the body, or in the header x-kvbraid-model"
@@ -170,7 +169,7 @@ class Fleet:
     def models(self) -> dict[str, str | None]:
         """Return every name that a request may give its model: adapters with the model's name."""
         self._refresh()
-        return {**self._adapters, **dict.fromkeys(self._service.models)}
+        return {**self._service.adapters, **dict.fromkeys(self._service.models)}
 
     def _refresh(self) -> None:
         pods = self._service.pods
@@ -197,14 +196,13 @@ class Fleet:
         self._of_model = {}
         for pod in self._targets:
             self._of_model.setdefault(pods[pod].model, []).append(pod)
-        self._adapters = {name: config.model for config in pods.values() for name in config.loras}
         self._lacking = {
             name: frozenset(
                 pod
                 for pod, config in pods.items()
                 if config.model == model and name not in config.loras
             )
-            for name, model in self._adapters.items()
+            for name, model in self._service.adapters.items()
         }
         self._breakers.retain(pods)
 

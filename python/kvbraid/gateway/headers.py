@@ -17,6 +17,7 @@ DP_RANK: Final = "x-data-parallel-rank"
 EXPLAIN: Final = b"x-kvbraid-explain"
 MODEL: Final = "x-kvbraid-model"
 SESSION: Final = "x-session-id"
+TRACEPARENT: Final = "traceparent"
 
 _HOP: Final = frozenset(
     {

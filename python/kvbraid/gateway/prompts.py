@@ -5,10 +5,14 @@ alone, and the reason is counted. The engine is who answers what is wrong with a
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import msgspec
+
+from kvbraid.errors import shortened
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.http.calls import TokenIds
 
 PROMPTS: Final = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"}
@@ -50,7 +54,8 @@ class Prompt(NamedTuple):
 
     `model` is the name that pods are registered with, and empty if the request names none.
     `token_ids` is a buffer of uint32 or uint64. `priority` is vLLM's: the smaller is the more
-    urgent. A stream `lacks_usage` that could say it and was not asked to.
+    urgent. `traceparent` names the trace that it is of. A stream `lacks_usage` that could say it
+    and was not asked to.
     """
 
     model: str = ""
@@ -62,6 +67,7 @@ class Prompt(NamedTuple):
     lacks_usage: bool = False
     session: str | None = None
     priority: int = 0
+    traceparent: str = ""
     why_no_tokens: WhyNoTokens = ""
 
 
@@ -93,3 +99,42 @@ def model_of(body: bytes) -> str:
         return _NAMED.decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
+
+
+class _Telling(msgspec.Struct):
+    """The fields that tell one kind of request from another."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+_FIELDS: Final = msgspec.json.Decoder(_Telling)
+_ABSENT: Final = frozenset({b"", b"null"})
+_PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": ""}
+"""The path of a body with one of these fields; embeddings and responses share the last."""
+
+
+def path_of(body: bytes) -> str:
+    """Return the path that a body is for; empty if it may be for several, or for none."""
+    try:
+        fields = _FIELDS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    given = [
+        path for field, path in _PATHS.items() if bytes(getattr(fields, field)) not in _ABSENT
+    ]
+    return given[0] if len(given) == 1 else ""
+
+
+def token_ids_of(reader: PromptReader) -> TokenIds:
+    """Return what makes the token ids of a prompt for who wants to see them."""
+
+    async def token_ids(body: bytes) -> Sequence[int]:
+        prompt = await reader.read(path_of(body), {}, body)
+        if prompt.token_ids is None:
+            told = f"this prompt of {shortened(prompt.model)} has none: {prompt.why_no_tokens}"
+            raise RefusalError("no_token_ids", told)
+        return prompt.token_ids.tolist()
+
+    return token_ids

@@ -1,7 +1,7 @@
 """`kvbraid route`: the real index, subscriber and gateway put together and run."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,8 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
 
     Raises as `run_server`, and InvalidValueError for a model's files that are missing or wrong.
     """
-
-    reader = reader_of(config)
+    service = new_service(config)
+    reader = reader_of(config, service)
 
     def gateway(service: Service, access: Access) -> Gateway:
         made = Gateway(service, reader, config.forwarding, access=access)
@@ -35,7 +35,7 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
 
     run_server(
         config,
-        new_service(config),
+        service,
         announce=announce,
         application=gateway,
         end_s=config.forwarding.end_s,
@@ -43,9 +43,24 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     end_process()
 
 
-def reader_of(config: FleetConfig) -> BodyReader:
-    """Return the reader of prompts; adapters are those of the pods in the configuration."""
-    adapters = {name: pod.model for pod in config.pods.values() for name in pod.loras}
+class _Adapters(Mapping[str, str]):
+    """The model of each adapter that pods list just now."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def __getitem__(self, name: str) -> str:
+        return self._service.adapters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._service.adapters)
+
+    def __len__(self) -> int:
+        return len(self._service.adapters)
+
+
+def reader_of(config: FleetConfig, service: Service) -> BodyReader:
+    """Return the reader of prompts; adapters are those that registered pods list."""
     files = {
         model: _files(table.folder, table)
         for model, table in config.tokens.items()
@@ -56,7 +71,7 @@ def reader_of(config: FleetConfig) -> BodyReader:
         for model, table in config.tokens.items()
         if table.engine is not None
     }
-    return BodyReader(Tokenizers.of(files), adapters, engines)
+    return BodyReader(Tokenizers.of(files), _Adapters(service), engines)
 
 
 def _files(folder: str, table: TokensTable) -> TokenizerFiles:

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence, Sized
 from typing import Final, Literal, TypeAlias, get_args
 
 from kvbraid.errors import InvalidValueError, LayoutError, shortened
-from kvbraid.extras import require_torch
+from kvbraid.extras import require
 from kvbraid.layout.plan import NULL_BLOCK, ByteRun, MemoryPlan, PlannedGroup, Reference
 from kvbraid.reading import OFFSET, check, check_each, one_of
 
-require_torch("kvbraid.layout.descriptors", "numpy")
+require("torch", "kvbraid.layout.descriptors", "numpy")
 
 import numpy as np  # noqa: E402 - the line before it names the extra if numpy is missing.
 from numpy.typing import ArrayLike, NDArray  # noqa: E402

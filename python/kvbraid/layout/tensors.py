@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvbraid.errors import LayoutError
-from kvbraid.extras import require_torch
+from kvbraid.extras import require
 from kvbraid.layout.plan import BASE_ALIGNMENT, MemoryPlan, View
 from kvbraid.models.shapes import ELEMENT_BYTES
 
-require_torch("kvbraid.layout.tensors", "torch")
+require("torch", "kvbraid.layout.tensors", "torch")
 
 import torch  # noqa: E402 - the line before it names the extra if torch is missing.
 

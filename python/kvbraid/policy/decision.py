@@ -19,6 +19,13 @@ Origin: TypeAlias = Literal["given", "default", "fitted"]
 """Whence the coefficients of a model come."""
 
 
+def origin_of(fitted: Fitted | None, *, is_given: bool) -> Origin:
+    """Return whence coefficients come; a fit without samples is what was given."""
+    if fitted is not None and fitted.num_samples:
+        return "fitted"
+    return "given" if is_given else "default"
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One choice with all that it was made from; `place` is that of the chosen candidate.
 
@@ -79,9 +86,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def origin(self) -> Origin:
         """Whence the coefficients come."""
-        if self.fitted is not None and self.fitted.num_samples:
-            return "fitted"
-        return "given" if self.seconds_given else "default"
+        return origin_of(self.fitted, is_given=self.seconds_given)
 
     def terms(self) -> list[Terms]:
         """Return the terms of every candidate's cost; none if the policy has no such terms."""

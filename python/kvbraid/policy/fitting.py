@@ -30,11 +30,24 @@ FitOutcome: TypeAlias = Literal["fit_samples", "fit_not_reported", "fit_impossib
 """What became of a measured request; each is counted under this name."""
 
 
+class Quality(NamedTuple):
+    """How well coefficients tell the samples that they rest on: medians over these, in seconds.
+
+    `took` is what a prefill took, `error` how far the fit is off, `given_error` how far the
+    coefficients are off that were given.
+    """
+
+    took: float
+    error: float
+    given_error: float
+
+
 class Fitted(NamedTuple):
     """Coefficients, and the number of samples that they rest on: 0 if they are the given ones."""
 
     seconds: Seconds
     num_samples: int
+    quality: Quality | None = None
 
 
 class Fit:
@@ -63,10 +76,15 @@ class Fit:
         self._num_new += 1
         if len(self._samples) >= LEAST and self._num_new >= EVERY:
             self._num_new = 0
-            self.now = Fitted(self._fitted(), len(self._samples))
+            self.now = self._fitted()
         return True
 
-    def _fitted(self) -> Seconds:
+    @property
+    def num_kept(self) -> int:
+        """How many samples there are, also before they are enough for a fit."""
+        return len(self._samples)
+
+    def _fitted(self) -> Fitted:
         given, samples = self.given, sorted(self._samples)
         half = len(samples) // 2
         pairs = list(zip(samples[:half], samples[-half:], strict=True))
@@ -78,16 +96,26 @@ class Fit:
         else:  # Prompts of one length do not tell how much of it is fixed.
             scale = _bounded(median(took / (given.fixed + work) for work, took in samples))
             fixed = scale * given.fixed
-        return replace(
+        fixed = max(fixed, 0.0)
+        seconds = replace(
             given,
-            fixed=max(fixed, 0.0),
+            fixed=fixed,
             per_token=scale * given.per_token,
             per_pair=scale * given.per_pair,
         )
+        quality = Quality(
+            took=median(took for _, took in samples),
+            error=median(abs(took - fixed - scale * work) for work, took in samples),
+            given_error=median(abs(took - given.fixed - work) for work, took in samples),
+        )
+        return Fitted(seconds, len(samples), quality)
 
     def check_integrity(self) -> None:
         """Assert that what is kept and said is bounded. For tests."""
-        num, seconds, given = self.now.num_samples, self.now.seconds, self.given
+        seconds, num, quality = self.now
+        given = self.given
+        assert (quality is None) is (num == 0)
+        assert quality is None or min(quality.error, quality.given_error) >= 0
         assert num == 0 or LEAST <= num <= len(self._samples) <= WINDOW
         assert self._num_new < EVERY or len(self._samples) < LEAST
         most = MOST_SCALE * (1 + 1e-9)

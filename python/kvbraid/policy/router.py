@@ -23,9 +23,9 @@ from kvbraid.ids import PodId, Tier
 from kvbraid.policy.asking import Promisable, Promising
 from kvbraid.policy.bookings import Booking, Bookings, Loads
 from kvbraid.policy.costs import CostRule
-from kvbraid.policy.decision import Decision
+from kvbraid.policy.decision import Decision, Origin, origin_of
 from kvbraid.policy.engine_load import EngineLoad, EngineLoads, Readings, add_others
-from kvbraid.policy.fitting import Fit, Measured
+from kvbraid.policy.fitting import Fit, Fitted, Measured
 from kvbraid.policy.replica_loads import NOTHING, RankLoads, ReplicaLoads, add_replicas, booked
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Filtered, Said, Standing, Standings, filtered
@@ -116,6 +116,30 @@ class _Before(NamedTuple):
     others: list[float]
     readings: Readings
     known: list[int]
+
+
+class InUse(NamedTuple):
+    """What counts for one model now: coefficients, and how much a second of work costs others.
+
+    `given` is None where the defaults of `Seconds` count; `fit` is None where nothing is fitted,
+    and `num_kept` counts its samples, also those that are not enough yet. `busy` is the share of
+    the ranks that were busy when the last requests arrived.
+    """
+
+    given: Seconds | None
+    fit: Fitted | None
+    num_kept: int
+    busy: float
+
+    @property
+    def seconds(self) -> Seconds:
+        """The coefficients that count."""
+        return self.fit.seconds if self.fit is not None else self.given or _DEFAULT_SECONDS
+
+    @property
+    def origin(self) -> Origin:
+        """Whence they come."""
+        return origin_of(self.fit, is_given=self.given is not None)
 
 
 class Router:
@@ -560,6 +584,19 @@ class Router:
             booking.promise = None
 
     # ---- what a user can see ---------------------------------------------------------------
+
+    def in_use(self) -> dict[str, InUse]:
+        """Return what counts for each model that was asked for, or has coefficients of its own."""
+        with self._lock:
+            return {
+                model: InUse(
+                    given=self._seconds.get(model),
+                    fit=fit.now if (fit := self._fits.get(model)) is not None else None,
+                    num_kept=0 if fit is None else fit.num_kept,
+                    busy=min(self._loads[model].busy, BUSIEST) if model in self._loads else 0.0,
+                )
+                for model in sorted({*self._loads, *self._seconds, *self._fits})
+            }
 
     def counts(self) -> dict[str, int]:
         """Return how often each thing has happened that is counted."""

@@ -165,8 +165,9 @@ class RequestTable:
         queue = [request.number for request in self.waiting]
         assert queue == sorted(queue), f"the queue {queue} is out of order"
         assert sorted([*queue, *self.running]) == sorted(self.requests), "a request is lost"
+        in_flight = {step.number for step in self.steps}
         for number, request in self.requests.items():
             request.counts.check_integrity()
             computed = self.cache.num_computed_tokens(number)
             assert computed == request.num_computed, f"request {number} has {computed} computed"
-            assert request.in_flight.keys() <= {step.number for step in self.steps}
+            assert request.in_flight.keys() <= in_flight

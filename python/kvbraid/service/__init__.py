@@ -3,6 +3,7 @@
 Two wings that do not know each other, on one common ground. In reading order:
 
     config      what an operator writes, with `weights` of tiers and `decoding` of JSON
+    indexing    the `[index]` table
     routing     the `[router]` table: policy, coefficients, how long bookings count
     forwarding  the `[gateway]` table, which `kvbraid.gateway` reads
     prompting   the `[tokens]` tables, which it reads too
@@ -23,12 +24,15 @@ Two wings that do not know each other, on one common ground. In reading order:
     ladder      the sums of that, per model; `ladder_history` has them by time
     strips      what pods hold of a prompt, as a drawing
     recent      the last requests: why their ranks were chosen, and what became of them
+    tracing     decisions as spans of OpenTelemetry, with the extra `otel`
+    coefficients  the rule that chooses, and what counts for each model
     picking     which rank gets a request: the router, its clock, and what is counted
     registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
     in_force    the configuration that counts; `reloading` takes a fleet.toml that is written anew
-    found_pods  pods that a source has found: `discovery` by a name, and `kubernetes` by the
-                `endpoint_slices` of a service
-    snapshots   what the index knows of each pod, in files
+    pod_checks  a pod as it is written, or was found at an address, to its configuration
+    found_pods  pods that a source has found: `discovery` by a name, and `kubernetes/` by what an
+                API server lists
+    snapshots   what the index knows of each pod, in files, or from a running `neighbour`
     event_sources   pods that are asked where they publish
     shared/     what replicas tell each other, over a server of messages
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
@@ -38,6 +42,6 @@ Two wings that do not know each other, on one common ground. In reading order:
 It comes with the extra `serve`.
 """
 
-from kvbraid.extras import require_serve
+from kvbraid.extras import require
 
-require_serve(__name__)
+require("serve", __name__)

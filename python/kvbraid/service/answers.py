@@ -158,6 +158,14 @@ class StripsAnswer(msgspec.Struct, frozen=True):
     pods: list[DrawnRow]
 
 
+class TokensAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /v1/tokens: the token ids of a prompt, as those of a request are made."""
+
+    model: str
+    num_tokens: int
+    token_ids: list[int]
+
+
 class Group(KnownGroup, frozen=True, kw_only=True):
     """One group as configured, or as learned from events; sizes in tokens."""
 
@@ -176,7 +184,7 @@ class FeedRow(msgspec.Struct, frozen=True):
     """How far the subscriber has followed one pod and rank, and how completely.
 
     `is_rebuilt` says that its first rebuild has ended, however it stands now. `applied_at` is when
-    its last batch was applied, by the server's clock.
+    its last batch was applied, by the server's clock, and `lag_s` how old it was then.
     """
 
     pod: str
@@ -185,6 +193,7 @@ class FeedRow(msgspec.Struct, frozen=True):
     state: PodState
     is_rebuilt: bool
     applied_at: float | None = None
+    lag_s: float | None = None
 
 
 class EngineLoadRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +215,8 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     `waiting` are those of them without a first token. `engine_load` is what its engine says of all
     requests, if it is asked. By the server's clock, `applied_s` is when the last batch of its
     events was applied, and `state_s` when its state changed; `problem` is the last warning.
+    `lag_s` is how many seconds before `applied_s` the engine had made that batch, by the clocks of
+    both machines: null if it does not say.
     """
 
     last_seq: int | None
@@ -220,6 +231,7 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     waiting: int = 0
     engine_load: EngineLoadRow | None = None
     applied_s: float | None = None
+    lag_s: float | None = None
     state_s: float | None = None
     problem: Problem | None = None
 
@@ -437,10 +449,6 @@ class LadderHistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
     intervals: list[LadderInterval]
 
 
-class RecentRank(PickCandidate, frozen=True, kw_only=True):
-    """A rank as the decision saw it; fields as of `PickCandidate`."""
-
-
 class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One of the last requests: why its rank was chosen, and what has become of it.
 
@@ -454,8 +462,8 @@ class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):
     changed_s: float
     model: str
     num_tokens: int
-    chosen: RecentRank
-    runner_up: RecentRank | None
+    chosen: PickCandidate
+    runner_up: PickCandidate | None
     num_candidates: int
     state: PodState
     lower: int

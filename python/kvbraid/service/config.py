@@ -4,9 +4,8 @@ The same structs decode both, and every refusal names the key and a remedy. Noth
 file, or knows whether a pod is registered.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -14,28 +13,27 @@ import msgspec
 from msgspec import Meta
 
 from kvbraid.engine import EngineProfile
-from kvbraid.errors import InvalidValueError, TopologyError, shortened
-from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.envoy import EnvoyOptions
-from kvbraid.service.errors import RefusalError
 from kvbraid.service.forwarding import ForwardingOptions
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.keys import MOST_KEYS, KeyEntry
 from kvbraid.service.logs import Format, Level
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.routing import RouterTable, Routing
 from kvbraid.service.tls import Tls, TlsTable
-from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
-from kvbraid.spec_mapping import pod_from_mapping
 
 ASK: Final = "ask"
 """An `endpoint` that the pod's engine is asked for (`event_sources`)."""
 
 LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 """What a namespace, a service and a port of Kubernetes are called (RFC 1123)."""
+
+POD_NAME: Final = r"^[a-z0-9][a-z0-9.-]{0,252}$"
+"""What a pod and an InferencePool are called."""
 
 _Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
@@ -63,7 +61,7 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     A pod that is silent for `silence_s` is asked for news. `ready_after_s` after its start the
     server is ready even if pods are missing. `log_level` and `log_format` say what it writes to
-    stderr.
+    stderr. With `otel`, each decision is a span of OpenTelemetry.
     `allow_hosts` are further names by which changes may call a server that listens on loopback
     and has no token, besides localhost and loopback addresses.
     `open_rights` is what needs no key. If it is left out, that is reading and explaining as long
@@ -80,22 +78,7 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ready_after_s: Annotated[float, Meta(ge=0)] = 60.0
     log_level: Level = "info"
     log_format: Format = "text"
-
-
-class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How blocks are placed and scored, how much memory the index may use, and where it is saved.
-
-    `snapshots` is a folder, or None; a relative path is beside the file that names it.
-    """
-
-    keys: Literal["auto", "join"] = "auto"
-    memory_limit_bytes: _Positive | None = None
-    limbo_limit_bytes: _Positive = 64 << 20
-    promise_limit_bytes: _Positive = 64 << 20
-    seen_limit_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 32 << 20
-    tier_weights: TierWeights = DEFAULT_WEIGHTS
-    canonical_block_size: Annotated[int, Meta(ge=1, lt=1 << 32)] = 16
-    snapshots: Annotated[str, Meta(min_length=1)] | None = None
+    otel: bool = False
 
 
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -160,22 +143,27 @@ class DiscoverEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 _Label = Annotated[str, Meta(pattern=LABEL)]
+_Selector = Annotated[str, Meta(min_length=1, max_length=512)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class KubernetesEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One `[[kubernetes]]` table of fleet.toml: each endpoint of a service is a pod.
+    """One `[[kubernetes]]` table of fleet.toml: each endpoint that it finds is a pod.
 
-    Its EndpointSlices are those of the `service`, or those that a label `selector` finds. A port
-    is a number, or the name that the slice has for it. `folder` holds the `token` that the API
-    server at `api` takes, its `ca.crt`, and the `namespace` unless one is given. If there are no
-    endpoints any more, pods that were ready stay for `hold_s`. `model_config` as in `[[pods]]`.
+    One of four keys says where: the EndpointSlices of a `service`, those with the labels of a
+    `selector`, the `pods` with the labels of a selector, or an InferencePool, `pool`, which brings
+    its own ports instead of `port`. A port is a number, or the name that a slice or a container
+    has for it. `folder` holds the `token` that the API server at `api` takes, its `ca.crt`, and
+    the `namespace` unless one is given. If less than half of the endpoints are left at once, the
+    others stay for `hold_s`. `model_config` as in `[[pods]]`.
     """
 
     service: _Label | None = None
-    selector: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    selector: _Selector | None = None
+    pods: _Selector | None = None
+    pool: Annotated[str, Meta(pattern=POD_NAME)] | None = None
     namespace: _Label | None = None
-    port: _Port | _Label
+    port: _Port | _Label | None = None
     events_port: _Port | _Label | None = None
     replay_port: _Port | _Label | None = None
     hold_s: Annotated[float, Meta(ge=0)] = 60.0
@@ -261,42 +249,10 @@ _Entry = TypeVar("_Entry", DiscoverEntry, KubernetesEntry)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery(Generic[_Entry]):
-    """A name or a service whose addresses are pods, and what each of them is."""
+    """A name, or a table of Kubernetes, whose addresses are pods, and what each of them is."""
 
     entry: _Entry
     model_config: Mapping[str, object] | None = None
-
-    def pod_at(
-        self, address: str, named: Mapping[str, int] | None = None, *, drains: bool = False
-    ) -> PodConfig:
-        """Return the pod at an address; `named` are the numbers of ports that have names.
-
-        Raises as `pod_config`, and RefusalError, `invalid_value`: a port has no number.
-        """
-        entry, host = self.entry, f"[{address}]" if ":" in address else address
-        port, events, replays = (
-            None if port is None else f"{host}:{_numbered(port, named or {})}"
-            for port in (entry.port, entry.events_port, entry.replay_port)
-        )
-        fields = msgspec.structs.replace(
-            entry,
-            url=f"http://{port}",
-            endpoint=entry.endpoint or (events and f"tcp://{events}"),
-            replay_endpoint=replays and f"tcp://{replays}",
-            drain=entry.drain or drains,
-        )
-        return pod_config(fields, self.model_config, schemes=HTTP_SCHEMES)
-
-
-def _numbered(port: int | str, named: Mapping[str, int]) -> int:
-    if isinstance(port, int):
-        return port
-    if port not in named:
-        message = f"no port has the name {shortened(port)}"
-        raise RefusalError(
-            "invalid_value", message, remedy="name it in the service, or give its number"
-        )
-    return named[port]
 
 
 Stamp: TypeAlias = tuple[int, ...] | None
@@ -330,121 +286,3 @@ class FleetConfig:
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
     discovered: tuple[Discovery[DiscoverEntry], ...] = ()
     watched: tuple[Discovery[KubernetesEntry], ...] = ()
-
-
-_POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_HOST: Final = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*"
-_TCP: Final = re.compile(rf"tcp://(\*|{_HOST}):([0-9]{{1,5}})")
-_URL: Final = re.compile(rf"https?://({_HOST})(?::([0-9]{{1,5}}))?(?:/[A-Za-z0-9._~/-]*)?")
-_LONGEST_URL: Final = 512
-HTTP_SCHEMES: Final = ("tcp",)
-FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
-ModelConfig: TypeAlias = Mapping[str, object] | None
-"""The contents of a model's config.json, if there is one."""
-
-
-def pod_id(text: str) -> PodId:
-    """Check an operator's name of a pod.
-
-    Raises:
-        RefusalError: `invalid_value`.
-    """
-    if not _POD_ID.fullmatch(text):
-        remedy = "use 1 to 128 letters, digits and . _ : / -, a letter or digit first"
-        raise RefusalError("invalid_value", f"pod id {shortened(text)}", remedy=remedy)
-    return PodId(text)
-
-
-def pod_config(
-    body: PodFields, model_config: ModelConfig, *, schemes: tuple[str, ...]
-) -> PodConfig:
-    """Check what the struct's types cannot: endpoints, topology and the model's config.json.
-
-    Every index accepts the result.
-
-    Raises:
-        RefusalError: `invalid_endpoint`; `invalid_value` for a URL.
-        TopologyError: A field of the topology, or a group that the model cannot have.
-        InvalidValueError: A config.json that cannot be read, or is of no known model.
-    """
-    config = _pod_config(body, model_config, schemes)
-    try:
-        check_registration(config.model, config.topology, config.engine)
-    except InvalidValueError as error:
-        raise TopologyError(f"topology: {error}") from None
-    return config
-
-
-def _pod_config(body: PodFields, model_config: ModelConfig, schemes: tuple[str, ...]) -> PodConfig:
-    if body.endpoint == ASK:
-        _check_asked(body)
-    elif body.endpoint is not None:
-        _check_endpoint("endpoint", body.endpoint, body.dp_size, schemes)
-    elif body.replay_endpoint is not None or body.bind is not None:
-        name = "bind" if body.replay_endpoint is None else "replay_endpoint"
-        message = f"{name} without endpoint: this pod has no events to listen for"
-        raise RefusalError("invalid_value", message, remedy=f"give an endpoint, or no {name}")
-    if body.replay_endpoint is not None:
-        _check_endpoint("replay_endpoint", body.replay_endpoint, body.dp_size, schemes)
-        if body.replay_endpoint.startswith("tcp://*"):
-            message = f"replay_endpoint = {shortened(body.replay_endpoint)} names no host"
-            remedy = "give the host that the engine's replay socket listens on"
-            raise RefusalError("invalid_endpoint", message, remedy=remedy)
-    topology, engine = pod_from_mapping(body.topology, model_config)
-    if body.endpoint is None and not (topology and topology.groups):
-        raise TopologyError(
-            "topology: a pod without endpoint needs groups, since no event has them"
-        )
-    engine = replace(engine, num_gpu_blocks=body.num_gpu_blocks)
-    return PodConfig(
-        model=body.model,
-        endpoint=body.endpoint,
-        replay_endpoint=body.replay_endpoint,
-        bind=body.bind,
-        topology=topology,
-        engine=engine,
-        dp_size=body.dp_size,
-        loras=body.loras,
-        serving=Serving(url=check_url(body.url), drain=body.drain, max_running=body.max_running),
-    )
-
-
-def _check_asked(body: PodFields) -> None:
-    if body.url is None:
-        message, remedy = f"endpoint = {ASK} without url", "give the url under which it is asked"
-        raise RefusalError("invalid_value", message, remedy=remedy)
-    for name in ("replay_endpoint", "bind"):
-        if getattr(body, name) is not None:
-            message = f"{name} with endpoint = {ASK}: the engine says where it publishes"
-            raise RefusalError("invalid_value", message, remedy=f"give an endpoint, or no {name}")
-
-
-def check_url(url: str | None) -> str | None:
-    """Check the address that data planes are given; a password in it would be told to everyone."""
-    if url is None:
-        return None
-    remedy = "give http://HOST:PORT or https://HOST:PORT, with a path if the engine has one"
-    if "@" in url:
-        message = "url names a user, and everyone may read it"
-        raise RefusalError("invalid_value", message, remedy=remedy)
-    match = _URL.fullmatch(url) if len(url) <= _LONGEST_URL else None
-    if match is None or not 1 <= int(match[2] or 80) <= 65535:
-        raise RefusalError("invalid_value", f"url = {shortened(url)}", remedy=remedy)
-    return url
-
-
-def _check_endpoint(name: str, endpoint: str, dp_size: int, schemes: tuple[str, ...]) -> None:
-    scheme, separator, rest = endpoint.partition("://")
-    if not separator or not rest or scheme not in schemes:
-        raise RefusalError("invalid_endpoint", f"{name} = {shortened(endpoint)}")
-    if scheme != "tcp":
-        return
-    match = _TCP.fullmatch(endpoint)
-    if match is None:
-        raise RefusalError("invalid_endpoint", f"{name} = {shortened(endpoint)}")
-    last = int(match[2]) + dp_size - 1
-    if not 1 <= int(match[2]) <= last <= 65535:
-        message = f"{name} = {shortened(endpoint)} with dp_size = {dp_size} ends at port {last}"
-        raise RefusalError(
-            "invalid_endpoint", message, remedy="every rank needs a port of 1 to 65535"
-        )

@@ -16,6 +16,7 @@ from kvbraid.errors import one_line
 from kvbraid.ids import PodId
 from kvbraid.service.config import DiscoverEntry, Discovery, FleetConfig
 from kvbraid.service.found_pods import FoundPods
+from kvbraid.service.pod_checks import PodPlace, pod_at
 from kvbraid.service.registry import Service
 
 MOST_ADDRESSES: Final = 1024
@@ -82,7 +83,8 @@ class FollowedName:
         return PodId(f"{self._discovery.entry.name}/{address}")
 
     def _add(self, address: str) -> bool:
-        return self._pods.put(self._pod(address), lambda: self._discovery.pod_at(address))
+        place = PodPlace(address)
+        return self._pods.put(self._pod(address), lambda: pod_at(self._discovery, place))
 
 
 @contextlib.contextmanager

@@ -48,6 +48,9 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "unknown_request": ErrorKind(
         404, "GET /v1/requests lists what is kept; console.prompts in fleet.toml keeps prompts"
     ),
+    "no_token_ids": ErrorKind(
+        404, "send token_ids, or give the model [tokens.MODEL] in the fleet.toml of kvbraid route"
+    ),
     "method_not_allowed": ErrorKind(405, "GET /openapi.json lists the methods of every route"),
     "request_timeout": ErrorKind(408, "send faster, or raise limits.request_s in fleet.toml"),
     "too_many_pods": ErrorKind(409, "remove a pod, or raise limits.pods in fleet.toml"),
@@ -62,6 +65,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "not_decided": ErrorKind(503, "send it again, or raise envoy.decide_s in fleet.toml"),
     "not_following": ErrorKind(503, "it restarts by itself; the server's log says what failed"),
     "not_ready": ErrorKind(503, "wait for the pods named, at most server.ready_after_s seconds"),
+    "not_settled": ErrorKind(503, "ask again in a moment; GET /v1/pods has the state of the pod"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
     "too_many_connections": ErrorKind(503, "close some, or raise limits.connections"),

@@ -20,24 +20,29 @@ from kvbraid.ids import PodId
 from kvbraid.models import find_config
 from kvbraid.service.config import (
     ASK,
-    FILE_SCHEMES,
     DiscoverEntry,
     Discovery,
     FleetConfig,
     FleetFile,
     KubernetesEntry,
-    ModelConfig,
     PodConfig,
     PodEntry,
     ServerOptions,
     Stamp,
-    check_url,
-    pod_config,
-    pod_id,
 )
 from kvbraid.service.decoding import describe, every_fault
 from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.keys import KeyEntry, check_keys
+from kvbraid.service.pod_checks import (
+    FILE_SCHEMES,
+    ModelConfig,
+    PodPlace,
+    check_url,
+    pod_at,
+    pod_config,
+    pod_id,
+)
 from kvbraid.service.prompting import TokensTable, beside
 from kvbraid.service.replicas import SharedTable, check_shared
 from kvbraid.service.routing import RouterTable, Routing, SecondsTable, read_routing
@@ -109,6 +114,7 @@ class _File:
         self._document = document
         self.faults = list(every_fault(document, FleetFile))
         self._tls = self._read_tls()
+        self._read_index()
         self._routing = self._read_routing()
         self._shared = self._read_shared()
         self._tokens = self._read_tokens()
@@ -166,6 +172,10 @@ class _File:
                 return read_tls(table, self._folder)
         return None
 
+    def _read_index(self) -> None:
+        with contextlib.suppress(msgspec.ValidationError), self._noting("index"):
+            _check_index(msgspec.convert(self._document.get("index", {}), IndexTable))
+
     def _read_routing(self) -> Routing:
         with contextlib.suppress(msgspec.ValidationError), self._noting():
             return read_routing(msgspec.convert(self._document.get("router", {}), RouterTable))
@@ -219,15 +229,33 @@ def _sound_tokens(where: str, table: TokensTable) -> TokensTable:
     return table
 
 
+def _check_index(table: IndexTable) -> None:
+    for key, needed in (
+        ("secret_file", "snapshots"), ("neighbour", "snapshots"), ("neighbour_key", "neighbour")
+    ):  # fmt: skip
+        if getattr(table, key) is not None and getattr(table, needed) is None:
+            raise InvalidValueError(f"{key} without {needed} has no effect; give {needed}, too")
+    try:
+        check_url(table.neighbour)
+    except RefusalError as error:
+        raise InvalidValueError(f"neighbour: {error.told()}") from None
+
+
 def _title(entry: DiscoverEntry | KubernetesEntry) -> str:
     if isinstance(entry, DiscoverEntry):
         return entry.name
-    return one_line(entry.service or entry.selector or "")
+    return one_line(entry.service or entry.selector or entry.pods or entry.pool or "")
 
 
 def _check_watched(entry: KubernetesEntry) -> None:
-    if (entry.service is None) == (entry.selector is None):
-        raise InvalidValueError("give a service, or a selector of its EndpointSlices")
+    if [entry.service, entry.selector, entry.pods, entry.pool].count(None) != 3:
+        remedy = "a service, a selector of its EndpointSlices, pods by a selector, or a pool"
+        raise InvalidValueError(f"give one of these: {remedy}")
+    if entry.pool is not None and entry.port is not None:
+        remedy = "give no port: the pool has target ports of its own"
+        raise InvalidValueError(f"port = {entry.port!r}; {remedy}")
+    if entry.pool is None and entry.port is None:
+        raise InvalidValueError("give a port, to which requests go")
     if not _API.fullmatch(entry.api):
         remedy = "give https://HOST:PORT; http, where anybody reads the token, only of loopback"
         raise InvalidValueError(f"api = {shortened(entry.api)}; {remedy}")
@@ -245,8 +273,8 @@ def _sound_discovery(entry: _Found, folder: Path) -> Discovery[_Found]:
     try:
         discovery = Discovery(entry=entry, model_config=_config_of(entry, folder))
         ports = (entry.port, entry.events_port, entry.replay_port)
-        named = {str(port): 1 for port in ports}
-        discovery.pod_at(_SOME_ADDRESS, named)
+        named = tuple((str(port), 1) for port in ports)
+        pod_at(discovery, PodPlace(_SOME_ADDRESS, named, target_port=1))
     except KvbraidError as error:
         raise as_refusal(error) from None
     return discovery

@@ -100,7 +100,10 @@ class InForce:
         reloads: How many files were taken, and how many refused.
         refused: The last file that was refused; None once a later one was taken.
         since: When `config` began to count, in seconds since 1970.
+        keys: Returns the keys that count, with their last use; whoever checks them sets it.
     """
+
+    keys: Callable[[], list[KeyRow]] = list
 
     def __init__(
         self, config: FleetConfig | None = None, *, clock: Callable[[], float] = time.time
@@ -126,8 +129,8 @@ class InForce:
             self.refused = RefusedConfig(at=self._clock(), error=error)
             self.reloads["failed"] += 1
 
-    def answer(self, keys: list[KeyRow]) -> ConfigAnswer:
-        """Return what an operator may see; `keys` are those that count, with their last use."""
+    def answer(self) -> ConfigAnswer:
+        """Return what an operator may see."""
         with self._lock:
             config = self.config
             return ConfigAnswer(
@@ -135,7 +138,7 @@ class InForce:
                 since=self.since,
                 waiting=list(self.waiting),
                 refused=self.refused,
-                keys=keys,
+                keys=self.keys(),
                 config=shown(config),
             )
 
@@ -154,8 +157,9 @@ def shown(config: FleetConfig) -> dict[str, Any]:
     )
     tables: dict[str, Any] = msgspec.to_builtins(file)
     assert set(tables) == set(FleetFile.__struct_fields__)
-    if tables["server"]["token"] is not None:
-        tables["server"]["token"] = MASK
+    for table, key in (("server", "token"), ("index", "neighbour_key")):
+        if tables[table][key] is not None:
+            tables[table][key] = MASK
     for entry in tables["keys"]:
         entry["sha256"] = MASK
     for entry in (*tables["pods"], *tables["discover"], *tables["kubernetes"]):

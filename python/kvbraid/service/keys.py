@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from kvbraid.errors import InvalidValueError
 
-Right: TypeAlias = Literal["read", "explain", "route", "change"]
+Right: TypeAlias = Literal["read", "explain", "route", "change", "snapshot"]
 """What a key may allow; docs/threat-model.md says what follows from each."""
 
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)

@@ -7,35 +7,33 @@ outside, and nothing is kept by them longer than a booking is.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from heapq import nsmallest
-from math import isfinite
 from threading import Lock
 from typing import Final
 from uuid import uuid4
 
 from kvbraid.fleet import Request
 from kvbraid.ids import PodId
-from kvbraid.policy import Decision, EngineLoad, Fitted, RankLoads, Router, Standing, Terms
+from kvbraid.policy import Decision, EngineLoad, Fitted, RankLoads, Router, Standing
 from kvbraid.policy.bookings import Booking
 from kvbraid.policy.view import RankId, RankNames
 from kvbraid.service.answers import (
-    CostTerms,
     Fallback,
     FitAnswer,
     PickAnswer,
-    PickCandidate,
     PickedAnswer,
     RequestLadder,
     RequestsAnswer,
 )
+from kvbraid.service.coefficients import PolicyAnswer, policy_answer
 from kvbraid.service.config import PodConfig, Serving
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.ladder import Ladder
-from kvbraid.service.ports import Index
-from kvbraid.service.recent import Recent
+from kvbraid.service.ports import Index, Spans
+from kvbraid.service.recent import Recent, candidates_at, cost_terms, finite
 from kvbraid.service.requests import PickRequest, RankBody, ReportBody
 from kvbraid.service.routing import Routing
 from kvbraid.service.rungs import Delivery, Rungs, rungs_of
@@ -78,6 +76,8 @@ class Picking:
         reports: By event and status: `noted`, `unknown` or `refused`.
         tokens: Sums over the prompts whose `delivered` tokens were reported: `prompt`, `lower`,
             `upper`, `resumable`.
+        spans: Makes a span of each decision; None: nobody asked for that.
+        num_spans: What has become of them: `exported`, `failed` or `dropped`.
         ladder: From the prompts to what was delivered, with the reason of each gap.
         recent: The last requests, with their decisions and what became of them.
         on_choice: Is told of each choice, and for how long other replicas should count it as on
@@ -108,6 +108,8 @@ class Picking:
         self.filters: Counter[tuple[str, str]] = Counter()
         self.reports: Counter[tuple[str, str]] = Counter()
         self.tokens = Counter(prompt=0, lower=0, upper=0, resumable=0, delivered=0)
+        self.spans: Spans | None = None
+        self.num_spans = Counter(exported=0, failed=0, dropped=0)
         self.ladder = Ladder(clock)
         self.recent = Recent(console)
         self.on_choice: Callable[[Decision, float], None] | None = None
@@ -166,8 +168,8 @@ class Picking:
 
     # ---- requests --------------------------------------------------------------------------
 
-    def pick(self, asked: PickRequest, pods: _Pods) -> PickAnswer:
-        """Choose a rank and book the request there.
+    def pick(self, asked: PickRequest, pods: _Pods, *, traceparent: str = "") -> PickAnswer:
+        """Choose a rank and book the request there; `traceparent` names the trace that it is of.
 
         Raises:
             UnknownError: No pod serves the model.
@@ -183,6 +185,7 @@ class Picking:
             candidates=given,
             session=fields.session,
             priority=fields.priority or 0,
+            traceparent=traceparent,
         )
         left_out = {UNKNOWN_CANDIDATE: strangers} if strangers else {}
         self._count_filters(left_out)
@@ -199,13 +202,15 @@ class Picking:
         priority: int = 0,
         num_tokens: int = 0,
         may_overfill: bool = True,
+        traceparent: str = "",
     ) -> Decision:
         """Choose a rank and book the request there, under a name of its own.
 
         `num_tokens` is about how many tokens a prompt has whose ids are not known.
         Raises as `pick`, and FullError unless it `may_overfill` a rank if all are full.
         """
-        now = self._clock()
+        spans = self.spans
+        now, began = self._clock(), spans.now() if spans is not None else 0
         decision = self._router.pick(
             name,
             request,
@@ -218,6 +223,8 @@ class Picking:
         )
         with self._lock:
             self.picks[decision.knowledge] += 1
+        if spans is not None:
+            spans.note(decision, traceparent, began)
         self.recent.note(decision, now)
         if self.on_choice is not None:
             self.on_choice(decision, self._router.promised_s(decision))
@@ -314,6 +321,10 @@ class Picking:
         counted = self._router.counts()
         return {kind: counted.get(kind, 0) for kind in _COUNTED}
 
+    def policy_answer(self) -> PolicyAnswer:
+        """Return the rule and the coefficients that count, as GET /v1/policy has them."""
+        return policy_answer(self._router)
+
     def recent_answer(self) -> RequestsAnswer:
         """Return the last requests as GET /v1/requests has them."""
         _, rows = self.recent.changed_after(0, self.recent.options.requests)
@@ -382,8 +393,8 @@ def _answer(
         upper=decision.upper,
         resumable=decision.resumable,
         present=view.present[place],
-        cost=_finite(decision.cost),
-        terms=_terms(terms) if terms is not None else None,
+        cost=finite(decision.cost),
+        terms=cost_terms(terms) if terms is not None else None,
         policy=decision.policy.name,
         knowledge=decision.knowledge,
         seconds=decision.origin,
@@ -391,12 +402,12 @@ def _answer(
         lifted=list(decision.lifted),
         left_out=dict(left_out),
         fallbacks=_fallbacks(decision, pods),
-        candidates=_candidates(decision) if explain else None,
+        candidates=candidates_at(decision, range(len(view))) if explain else None,
     )
 
 
 def _fit(fitted: Fitted) -> FitAnswer:
-    seconds, num_samples = fitted
+    seconds, num_samples, _ = fitted
     return FitAnswer(
         num_samples=num_samples,
         fixed=seconds.fixed,
@@ -411,40 +422,12 @@ def _fallbacks(decision: Decision, pods: _Pods) -> list[Fallback]:
     best = nsmallest(MOST_FALLBACKS + 1, range(len(ranks)), key=costs.__getitem__)
     others = [place for place in best if place != decision.place]
     return [
-        Fallback(pod=pod, dp_rank=dp_rank, url=_url(pod, pods), cost=_finite(costs[place]))
+        Fallback(pod=pod, dp_rank=dp_rank, url=_url(pod, pods), cost=finite(costs[place]))
         for place in others[:MOST_FALLBACKS]
         for pod, dp_rank in [ranks[place]]
     ]
 
 
-def _candidates(decision: Decision) -> list[PickCandidate]:
-    view = decision.view
-    terms: Sequence[CostTerms | None] = list(map(_terms, decision.terms()))
-    terms = terms or [None] * len(view)
-    return [
-        PickCandidate(
-            pod=pod,
-            dp_rank=dp_rank,
-            resumable=view.resumable[place],
-            present=view.present[place],
-            running=view.running[place],
-            waiting=view.waiting[place],
-            cost=_finite(decision.costs[place]),
-            terms=terms[place],
-        )
-        for place, (pod, dp_rank) in enumerate(view.ranks)
-    ]
-
-
-def _terms(terms: Terms) -> CostTerms:
-    return CostTerms(**terms._asdict())
-
-
 def _url(pod: PodId, pods: _Pods) -> str | None:
     config = pods.get(pod)  # None if the pod was removed meanwhile.
     return config.serving.url if config is not None else None
-
-
-def _finite(cost: float) -> float | None:
-    """JSON has no infinity, which is what a candidate costs that the policy leaves out."""
-    return cost if isfinite(cost) else None

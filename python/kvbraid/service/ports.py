@@ -1,4 +1,4 @@
-"""The protocols of the index and the subscriber that the HTTP service needs.
+"""The protocols of the index, the subscriber and the spans that the HTTP service needs.
 
 `FleetIndex` and `Subscriber` implement them, and so do the fakes of the tests. Rows are plain
 objects whose attributes are the fields of `answers.py`, which reads them. There is no code here.
@@ -11,7 +11,7 @@ from kvbraid.engine import EngineProfile
 from kvbraid.events.sequence import Settled
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.policy import Promisable, Promising
+from kvbraid.policy import Decision, Promisable, Promising
 from kvbraid.service.config import Followed
 from kvbraid.spec import Topology
 
@@ -113,3 +113,13 @@ class Feed(Protocol):
 
     def close(self) -> None:
         """Stop receiving and close every socket."""
+
+
+class Spans(Protocol):
+    """Makes a span of each decision."""
+
+    def now(self) -> int:
+        """Return the time at which a span begins, in nanoseconds."""
+
+    def note(self, decision: Decision, traceparent: str, began: int) -> None:
+        """Make a span that ends now, of the trace that `traceparent` names; it never waits."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kvbraid.fleet import Request
 from kvbraid.policy import Decision, Terms
-from kvbraid.service.answers import CostTerms, RecentRank, RecentRequest, RequestLadder
+from kvbraid.service.answers import CostTerms, PickCandidate, RecentRequest, RequestLadder
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.requests import ReportBody
@@ -145,14 +145,40 @@ class Recent:
         assert all(name == each.row.request for name, each in self._kept.items())
 
 
+def candidates_at(decision: Decision, places: Sequence[int]) -> list[PickCandidate]:
+    """Return the ranks at some places as the decision saw them."""
+    view, costs = decision.view, decision.costs
+    terms: Sequence[Terms | None] = decision.terms_at(places) or [None] * len(places)
+    return [
+        PickCandidate(
+            pod=view.ranks[place][0],
+            dp_rank=view.ranks[place][1],
+            resumable=view.resumable[place],
+            present=view.present[place],
+            running=view.running[place],
+            waiting=view.waiting[place],
+            cost=finite(costs[place]),
+            terms=None if each is None else cost_terms(each),
+        )
+        for place, each in zip(places, terms, strict=True)
+    ]
+
+
+def cost_terms(terms: Terms) -> CostTerms:
+    """Return the terms of a cost as answers have them."""
+    return CostTerms(**terms._asdict())
+
+
+def finite(cost: float) -> float | None:
+    """Return a cost as JSON has it: None for the infinite one of whom the policy leaves out."""
+    return cost if isfinite(cost) else None
+
+
 def _row(decision: Decision, now: float, *, has_prompt: bool) -> RecentRequest:
     places, costs = [decision.place], decision.costs
     if len(costs) > 1:
         places.append(_runner_up(costs, decision.place))
-    terms: Sequence[Terms | None] = decision.terms_at(places) or [None] * len(places)
-    chosen, *others = [
-        _rank(decision, place, each) for place, each in zip(places, terms, strict=True)
-    ]
+    chosen, *others = candidates_at(decision, places)
     return RecentRequest(
         request=decision.name,
         decided_s=now,
@@ -180,18 +206,3 @@ def _runner_up(costs: list[float], chosen: int) -> int:
     others[chosen] = inf
     place = others.index(min(others))
     return place if place != chosen else int(chosen == 0)
-
-
-def _rank(decision: Decision, place: int, terms: Terms | None) -> RecentRank:
-    view, cost = decision.view, decision.costs[place]
-    pod, dp_rank = view.ranks[place]
-    return RecentRank(
-        pod=pod,
-        dp_rank=dp_rank,
-        resumable=view.resumable[place],
-        present=view.present[place],
-        running=view.running[place],
-        waiting=view.waiting[place],
-        cost=cost if isfinite(cost) else None,
-        terms=None if terms is None else CostTerms(**terms._asdict()),
-    )

@@ -77,12 +77,18 @@ class Service:
         self.asked: Counter[str] = Counter(found=0)
         self.watched: Counter[str] = Counter(listed=0, watched=0)
         self._models: frozenset[str] = frozenset()
+        self._adapters: Mapping[str, str] = {}
         self._num_ranks = 0
 
     @property
     def models(self) -> frozenset[str]:
         """Models with at least one registered pod."""
         return self._models
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The model of each LoRA adapter that pods list, unless a model has its name."""
+        return self._adapters
 
     @property
     def pods(self) -> Mapping[PodId, PodConfig]:
@@ -212,6 +218,7 @@ class Service:
                         waiting=self.picking.waiting(PodId(row.pod), row.dp_rank),
                         engine_load=_told(loads.get((PodId(row.pod), row.dp_rank))),
                         applied_s=feed.applied_at if feed else None,
+                        lag_s=feed.lag_s if feed else None,
                         state_s=self.journal.state_since(Rank(row.pod, row.dp_rank)),
                         problem=self.journal.problem(Rank(row.pod, row.dp_rank)),
                     )
@@ -366,6 +373,12 @@ class Service:
     def _set_pods(self, pods: dict[PodId, PodConfig]) -> None:
         self._pods = pods
         self._models = frozenset(config.model for config in pods.values())
+        self._adapters = {
+            name: config.model
+            for config in pods.values()
+            for name in config.loras
+            if name not in self._models
+        }
         self._num_ranks = sum(config.dp_size for config in pods.values())
 
 

@@ -7,7 +7,7 @@ of the caller. Nothing here checks whether the model exists.
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -76,6 +76,14 @@ class ScoreBody(RequestFields, kw_only=True):
     token_ids: list[_TokenId]
 
 
+class TokensBody(msgspec.Struct, kw_only=True):
+    """The JSON body of POST /v1/tokens: that of a completion, or of a chat with its messages."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
 class StripsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The query of GET /v1/strips: the name of a request that is kept with its prompt."""
 
@@ -83,7 +91,7 @@ class StripsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class EventsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The query of GET /v1/events: `pods`, `requests` and `ladder`; all of them if left out."""
+    """The query of GET /v1/events: what is told of; all topics if left out."""
 
     topics: list[str] = []
 

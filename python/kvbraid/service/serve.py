@@ -13,6 +13,7 @@ from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.http.server import end_process, run_server
 from kvbraid.service.in_force import InForce
 from kvbraid.service.logs import configure
+from kvbraid.service.neighbour import Neighbour
 from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
@@ -32,8 +33,9 @@ def new_service(config: FleetConfig) -> Service:
     """Make the service of a configuration; nothing of it runs yet, and lines are logged."""
     configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
-    folder = snapshot_folder(config)
-    secret = None if folder is None else read_secret(folder)
+    folder = beside(config, config.index.snapshots)
+    shared = beside(config, config.index.secret_file)
+    secret = None if folder is None else read_secret(folder, shared)
     index = FleetIndex(replace(index_options(config), secret=secret))
     spread_s = 0.0 if config.shared.url is None else config.shared.replay_spread_s
     feed = Subscriber(index, silence_s=config.server.silence_s, replay_spread_s=spread_s)
@@ -49,16 +51,24 @@ def new_service(config: FleetConfig) -> Service:
     )
     if folder is not None and secret is not None:
         feed.digests = digests_under(secret)
-        service.snapshots = Snapshots(folder, index, journal=feed.journal)
+        service.snapshots = Snapshots(
+            folder, index, journal=feed.journal, neighbour=_neighbour(config)
+        )
     return service
 
 
-def snapshot_folder(config: FleetConfig) -> Path | None:
-    """Return where snapshots are kept: a path relative to the configuration's file."""
-    if config.index.snapshots is None:
+def beside(config: FleetConfig, path: str | None) -> Path | None:
+    """Return a path of a configuration: a relative one is relative to its file."""
+    if path is None:
         return None
-    beside = config.path.parent if config.path is not None else Path()
-    return beside / config.index.snapshots
+    return (config.path.parent if config.path is not None else Path()) / path
+
+
+def _neighbour(config: FleetConfig) -> Neighbour | None:
+    options = config.index
+    if options.neighbour is None:
+        return None
+    return Neighbour(options.neighbour, key=options.neighbour_key or config.server.token)
 
 
 def index_options(config: FleetConfig) -> IndexOptions:

@@ -3,6 +3,8 @@
     DIR/secret           32 random bytes: the secret of the index, without which no file is read
     DIR/<pod>.snapshot   one pod, and how far its feed had settled it (docs/design/snapshot.md)
 
+What a neighbour knows is newer, so it is asked first.
+
 Invariant: a file is whole or not there, because it is written beside and then renamed. A pod is
 saved while the index has exactly what its feed had settled; so a server that loads it asks the
 engine for what came since, and is exact as soon as the engine has shown that it is still the same.
@@ -28,6 +30,7 @@ from kvbraid.events.sequence import Settled
 from kvbraid.fleet.index import SECRET_BYTES
 from kvbraid.ids import PodId
 from kvbraid.service.journal import Journal, Rank
+from kvbraid.service.neighbour import Neighbour, NoSnapshotError
 
 EVERY_S: Final = 60.0
 """So often every pod is saved, in seconds."""
@@ -71,16 +74,22 @@ class Snapshots:
         folder: Made if it is not there.
         index: What is saved and loaded.
         journal: Is told of files that are refused, and of what cannot be written.
+        neighbour: A server that is asked before the files are read.
 
     Attributes:
-        counts: Files by what happened: `written`, `loaded`, `failed`, `late`, and
-            `refused_<reason>`.
+        counts: Snapshots by what happened: `written`, `loaded`, `fetched`, `given`, `failed`,
+            `late`, `refused_<reason>` and `neighbour_<reason>`.
         problem: Why the last file could not be written; empty if it could.
     """
 
-    def __init__(self, folder: Path, index: Saving, *, journal: Journal) -> None:
-        self.counts: Counter[str] = Counter(written=0, loaded=0, failed=0, late=0)
+    def __init__(
+        self, folder: Path, index: Saving, *, journal: Journal, neighbour: Neighbour | None = None
+    ) -> None:
+        self.counts: Counter[str] = Counter(
+            written=0, loaded=0, fetched=0, given=0, failed=0, late=0
+        )
         self.problem = ""
+        self._neighbour = neighbour
         self._folder = folder
         self._index = index
         self._journal = journal
@@ -93,36 +102,39 @@ class Snapshots:
 
     def load(self, pod: PodId, num_ranks: int) -> list[Settled]:
         """Load a registered pod, and return how far each rank was settled; empty: it is cold."""
-        try:
-            note = self._index.load(pod, self._path(pod).read_bytes())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self._refuse(pod, "unreadable", f"{error.strerror}; check who may read it")
-            return []
-        except SnapshotError as error:
-            self._refuse(pod, error.reason, str(error))
-            return []
-        progress = _progress(note)
-        if len(progress) != num_ranks:
-            for rank in range(num_ranks):
-                self._index.lose(pod, dp_rank=rank)
-            self._refuse(pod, "impossible", "it does not say how far its ranks were settled")
-            return []
-        self.counts["loaded"] += 1
-        return progress
+        return self._fetched(pod, num_ranks) or self._read(pod, num_ranks)
+
+    def take(self, pod: PodId, feed: Resting) -> bytes | None:
+        """Return what is known of a pod; None: not now, because it is not at rest.
+
+        Raises:
+            KvbraidError: The pod is not registered any more, or nothing is followed.
+        """
+        saved: list[bytes] = []
+
+        def save(progress: Sequence[Settled]) -> None:
+            saved.append(self._index.save(pod, note=msgspec.json.encode(progress).decode()))
+
+        return saved[0] if feed.at_rest(pod, save) else None
+
+    def give(self, pod: PodId, feed: Resting) -> bytes | None:
+        """Return what is known of a pod, for another server; None: it was not at rest in time.
+
+        Raises as `take`.
+        """
+        ends_at = time.monotonic() + LAST_S
+        while (saved := self.take(pod, feed)) is None and time.monotonic() < ends_at:
+            time.sleep(_TRY_S)
+        self.counts["given"] += saved is not None
+        return saved
 
     def save(self, pod: PodId, feed: Resting) -> bool:
         """Write the file of a pod; False: not now, because it is not at rest. Never raises."""
-        saved: list[bytes] = []
-
-        def take(progress: Sequence[Settled]) -> None:
-            saved.append(self._index.save(pod, note=msgspec.json.encode(progress).decode()))
-
         try:
-            if not feed.at_rest(pod, take):
+            saved = self.take(pod, feed)
+            if saved is None:
                 return False
-            write_whole(self._path(pod), saved[0])
+            write_whole(self._path(pod), saved)
         except (OSError, KvbraidError) as error:
             self._fail(pod, getattr(error, "strerror", None) or str(error))
             return True
@@ -157,15 +169,54 @@ class Snapshots:
                 if path.name not in own and time.time() - path.stat().st_mtime > KEPT_S:
                     path.unlink(missing_ok=True)
 
+    def _fetched(self, pod: PodId, num_ranks: int) -> list[Settled]:
+        if self._neighbour is None:
+            return []
+        whose = f"of {self._neighbour.url} "
+        try:
+            saved = self._neighbour.snapshot(pod)
+        except NoSnapshotError as error:
+            self._refuse(pod, f"neighbour_{error.why}", f"{whose}{error}")
+            return []
+        return [] if saved is None else self._taken_in(pod, saved, num_ranks, "fetched", whose)
+
+    def _read(self, pod: PodId, num_ranks: int) -> list[Settled]:
+        try:
+            saved = self._path(pod).read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._refuse(pod, "refused_unreadable", f"{error.strerror}; check who may read it")
+            return []
+        return self._taken_in(pod, saved, num_ranks, "loaded")
+
+    def _taken_in(
+        self, pod: PodId, saved: bytes, num_ranks: int, what: str, whose: str = ""
+    ) -> list[Settled]:
+        try:
+            progress = _progress(self._index.load(pod, saved))
+        except SnapshotError as error:
+            self._refuse(pod, f"refused_{error.reason}", f"{whose}{error}")
+            return []
+        if len(progress) != num_ranks:
+            for rank in range(num_ranks):
+                self._index.lose(pod, dp_rank=rank)
+            told = "it does not say how far its ranks were settled"
+            self._refuse(pod, "refused_impossible", f"{whose}{told}")
+            return []
+        self.counts[what] += 1
+        return progress
+
     def _path(self, pod: PodId) -> Path:
         name = quote(pod, safe="").replace(".", "%2E")
         if len(name) > _LONGEST_NAME:
             name = hashlib.sha256(pod.encode()).hexdigest()
         return self._folder / f"{name}{_SUFFIX}"
 
-    def _refuse(self, pod: PodId, reason: str, text: str) -> None:
-        self.counts[f"refused_{reason}"] += 1
-        self._journal.note("snapshot_refused", Rank(pod), text, detail=reason)
+    def _refuse(self, pod: PodId, what: str, text: str) -> None:
+        self.counts[what] += 1
+        detail = what.removeprefix("refused_")
+        self._journal.note("snapshot_refused", Rank(pod), text, detail=detail)
 
     def _fail(self, pod: PodId, why: str) -> None:
         self.counts["failed"] += 1
@@ -201,26 +252,29 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def read_secret(folder: Path) -> bytes:
-    """Return the secret of a folder of snapshots; it is drawn, and the folder made, at first.
+def read_secret(folder: Path, shared: Path | None = None) -> bytes:
+    """Make a folder of snapshots if there is none, and return its secret.
+
+    That is a file which is shared with other servers, or else the folder's own, drawn at first.
 
     Raises:
-        InvalidValueError: The folder cannot be used.
+        InvalidValueError: The folder or the file cannot be used.
     """
-    path = folder / "secret"
+    path = shared or folder / "secret"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
+        if shared is None and not path.exists():
             write_whole(path, os.urandom(SECRET_BYTES))
         secret = path.read_bytes()
     except OSError as error:
-        msg = f"index.snapshots {folder}: {error.strerror}; give a folder that can be written"
-        raise InvalidValueError(msg) from None
+        told = f"{error.filename}: {error.strerror}"
+        remedy = "give a folder that can be written, and a secret that can be read"
+        raise InvalidValueError(f"index.snapshots {folder}: {told}; {remedy}") from None
     if len(secret) != SECRET_BYTES:
-        msg = (
-            f"{path} has {len(secret)} bytes; it must have {SECRET_BYTES}: remove it with all "
-            "snapshots, and they are made anew"
-        )
+        remedy = "remove it with all snapshots, and they are made anew"
+        if shared is not None:
+            remedy = f"head -c {SECRET_BYTES} /dev/urandom makes one"
+        msg = f"{path} has {len(secret)} bytes; it must have {SECRET_BYTES}: {remedy}"
         raise InvalidValueError(msg)
     return secret
 

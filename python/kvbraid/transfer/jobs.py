@@ -12,9 +12,11 @@ whatever happens. Its blocks and slots belong to the job until an answer that `i
 exactly one, and at most one before it, from a rank that has given up waiting.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from kvbraid.ids import BlockId
 from kvbraid.transfer.keys import BlockKey
@@ -43,6 +45,14 @@ class Item(NamedTuple):
     source: BlockId
     target: BlockId
     key: BlockKey | None = None
+
+
+_as_item: Final = partial(tuple.__new__, Item)  # A third of the time of a call.
+
+
+def items_of(rows: Iterable[tuple[int, BlockId, BlockId, BlockKey | None]]) -> list[Item]:
+    """Return the items of many blocks: a long prompt has thousands."""
+    return [*map(_as_item, rows)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,9 @@ Invariant: two blocks with one key, in namespaces of one digest, hold the same b
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final, NamedTuple, Self
 
 from kvbraid.errors import InvalidValueError, shortened
@@ -36,6 +38,14 @@ class BlockKey(NamedTuple):
             msg = f"key = {shortened(key)}; expected a hash and {_GROUP_BYTES} bytes of a group"
             raise InvalidValueError(msg)
         return cls(key[:-_GROUP_BYTES], int.from_bytes(key[-_GROUP_BYTES:], "big"))
+
+
+_as_key: Final = partial(tuple.__new__, BlockKey)  # A third of the time of a call.
+
+
+def block_keys(hashes: Iterable[bytes], groups: Iterable[int]) -> list[BlockKey]:
+    """Return the keys of many blocks: a long prompt has thousands."""
+    return [*map(_as_key, zip(hashes, groups, strict=True))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ reasons of `Worker.failures`, so there are at most a few dozen for each tier.
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from kvbraid.transfer.disk import DiskCounts, DiskTier
 from kvbraid.transfer.record_store import RecordStore, TierCounts
 from kvbraid.transfer.status import Status
 from kvbraid.transfer.worker import Worker
@@ -36,11 +37,31 @@ _NOW: Final[Mapping[str, str]] = {
 }
 """What is so now, and where `TierCounts` has it."""
 
+_OF_DIRECTORY: Final[Mapping[str, str]] = {
+    "ranks_evicting": "evicts",
+    "ranks_direct": "is_direct",
+    "record_bytes": "bytes",
+    "directory_bytes": "total_bytes",
+    "directory_limit_bytes": "max_bytes",
+    "directory_ignored": "ignored",
+}
+"""The same of a tier that is a directory, and where `DiskCounts` has it."""
+
+SEEN_BY_ALL: Final = frozenset({"directory_bytes", "directory_limit_bytes", "directory_ignored"})
+"""What all ranks see of one directory: it is not added up."""
+
+DIRECTORY_INCIDENTS: Final = ("evicted", "orphans")
+"""What happens to a directory, as `DiskCounts` counts it."""
+
 _STATUSES: Final = frozenset(Status)
 
 
-def rank_counts(worker: Worker, stores: Mapping[str, RecordStore]) -> RankCounts:
+def rank_counts(
+    worker: Worker, stores: Mapping[str, RecordStore], disks: Mapping[str, DiskTier]
+) -> RankCounts:
     """Return what a rank has counted since its start, and what is so now.
+
+    `disks` are those of the tiers that are directories.
 
     Blocks that a tier has answered are in `records`; `failed_items` has those that failed before.
     """
@@ -56,6 +77,8 @@ def rank_counts(worker: Worker, stores: Mapping[str, RecordStore]) -> RankCounts
         counts["incidents", DEVICE, incident] = number
     for name, store in stores.items():
         counts |= _of_tier(name, store.counts())
+    for name, disk in disks.items():
+        counts |= _of_directory(name, disk.counts())
     return counts
 
 
@@ -66,5 +89,9 @@ def _of_tier(name: str, counts: TierCounts) -> RankCounts:
         for status, number in statuses.items()
     }
     found |= {("incidents", name, each): getattr(counts, at) for each, at in INCIDENTS.items()}
-    found |= {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
-    return found
+    return found | {(each, name): int(getattr(counts, at)) for each, at in _NOW.items()}
+
+
+def _of_directory(name: str, counts: DiskCounts) -> RankCounts:
+    found = {("incidents", name, each): getattr(counts, each) for each in DIRECTORY_INCIDENTS}
+    return found | {(each, name): int(getattr(counts, at)) for each, at in _OF_DIRECTORY.items()}

@@ -24,11 +24,11 @@ from mmap import mmap
 from struct import Struct
 from typing import Final, NamedTuple
 
-from kvbraid.extras import require_transfer
+from kvbraid.extras import require
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.status import Status
 
-require_transfer("kvbraid.transfer.records", "xxhash")
+require("transfer", "kvbraid.transfer.records", "xxhash")
 
 from xxhash import xxh3_64_intdigest  # noqa: E402 - the line before it names the extra.
 

@@ -165,9 +165,9 @@ class Worker:
     def _check(self, running: _Running, numbers: "_Numbers") -> ItemPlaces:
         """Return the places of items that can be carried out; the others get their statuses."""
         job, mover = running.job, self.mover
-        has_key = np.array([item.key is not None for item in job.items], bool)
         good = (numbers.groups >= 0) & (numbers.groups < mover.num_groups)
-        good &= has_key | (job.kind in MOVES)
+        if job.kind not in MOVES:
+            good &= np.array([item.key is not None for item in job.items], bool)
         most = {_Side.BLOCK: mover.num_blocks - 1, _Side.SLOT: mover.host.slots.num_slots}
         sides = list(zip(_SIDES[job.kind], (numbers.sources, numbers.targets), strict=True))
         for side, ids in sides:

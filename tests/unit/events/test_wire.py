@@ -1,5 +1,6 @@
 """Encoding and decoding for people and simulated engines."""
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from kvbraid.events import (
     decode,
     encode_batch,
 )
+from kvbraid.events.wire import published_at
 from kvbraid.spec import SpecKind
 
 STORE = BlockStored(block_hashes=(1,), parent_block_hash=0, token_ids=(1, 2), block_size=2)
@@ -98,3 +100,25 @@ def test_refusals_come_with_reason_and_index_and_the_rest_is_delivered() -> None
     batch = decode(payload)
     assert batch.events == (STORE,)
     assert batch.refused == (BatchRefusal(reason="unknown_event", event_index=0),)
+
+
+@given(st.floats(min_value=1e-9, max_value=4e9), st.sampled_from(["map", "array"]))
+def test_the_time_of_a_batch_is_read_without_its_events(ts: float, form: WireForm) -> None:
+    payload = encode_batch([STORE], ts=ts, form=form)
+    assert published_at(payload) == decode(payload).ts == ts
+
+
+@given(st.binary(max_size=40) | st.binary(max_size=9).map(b"\x93\xcb".__add__))
+def test_whatever_comes_the_time_is_one_that_the_core_reads_or_none(payload: bytes) -> None:
+    found = published_at(payload)
+    assert found is None or (found > 0 and found == decode(payload).ts)
+
+
+@pytest.mark.parametrize("ts", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_no_engine_means_is_none(ts: float) -> None:
+    assert published_at(encode_batch([STORE], ts=ts)) is None
+
+
+def test_a_long_array_has_its_time_further_on() -> None:
+    payload = b"\xdc\x00\x10\xcb" + struct.pack(">d", 7.0) + b"\x90" + b"\xc0" * 14
+    assert published_at(payload) == decode(payload).ts == 7.0

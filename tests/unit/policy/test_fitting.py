@@ -12,7 +12,7 @@ from kvbraid.fleet import FleetIndex, Request
 from kvbraid.ids import PodId
 from kvbraid.policy import Decision, EngineLoad, Router, RouterOptions, Seconds
 from kvbraid.policy.baselines import RoundRobin
-from kvbraid.policy.fitting import EVERY, LEAST, MOST_SCALE, WINDOW, Fit, Measured
+from kvbraid.policy.fitting import EVERY, LEAST, MOST_SCALE, WINDOW, Fit, Fitted, Measured
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 GIVEN: Final = Seconds(fixed=0.012, per_token=1e-4, per_pair=1e-9, per_decoded_token=1e-3)
@@ -84,7 +84,7 @@ def test_prompts_that_are_all_alike_tell_how_long_they_take() -> None:
 def test_few_samples_change_nothing_and_more_count_by_the_batch() -> None:
     fit, true = Fit(GIVEN), planted(2.0, 0.02)
     feed(fit, true, LEAST - 1, Random(1), noise=0.0, lies=0.0)
-    assert fit.now == (GIVEN, 0)
+    assert fit.now == Fitted(GIVEN, 0)
     feed(fit, true, EVERY, Random(2), noise=0.0, lies=0.0)
     assert fit.now.num_samples == LEAST
     assert fit.now.seconds.per_token == pytest.approx(2 * GIVEN.per_token)

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from kvbraid.service.config import Followed, PodBody, pod_config
+from kvbraid.service.config import Followed, PodBody
 from kvbraid.service.event_sources import NoSourceError, read_sources
+from kvbraid.service.pod_checks import pod_config
 
 URL = "http://10.0.0.1:8000"
 

@@ -51,10 +51,11 @@ def store_same(tier: DiskTier) -> None:
 
 
 def evict(tier: DiskTier) -> None:
-    """Store so much that most of what a test reads has to go."""
+    """Store so much that what a test has read has to go, unless the test goes on reading it."""
     assert tier.counts().evicts
     for number in range(1_000, 1_060):
-        assert store(tier, number) is Status.OK
+        # What was read since it was chosen stays, so there may be no room.
+        assert store(tier, number) in {Status.OK, Status.FULL}
         tier.refresh()
 
 

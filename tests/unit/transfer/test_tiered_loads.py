@@ -135,6 +135,18 @@ def test_a_load_ends_with_whole_blocks_where_the_tiers_have_a_state_inside_one()
     assert engine.run(PROMPT[:15]).prompt == (0, 8, 7)
 
 
+def test_a_draft_head_needs_one_unit_after_a_load_and_no_whole_block() -> None:
+    head = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=8, eagle=True)
+    state = GroupSpec(kind=SpecKind.MAMBA, block_size=8)
+    topology = Topology(groups=(head, state), hash_block_size=4, partial_hits=True, alignment=8)
+    engine = ScheduledEngine(topology)
+    prompt = range(22)  # The head drops one unit of the five that are found.
+    engine.run(prompt)
+    assert engine.run(prompt).prompt == (16, 0, 6)
+    engine.evict()
+    assert engine.run(prompt).prompt == (0, 16, 6)
+
+
 def test_an_offer_that_does_not_begin_at_the_hit_is_not_made() -> None:
     engine = ScheduledEngine()
     engine.run(PROMPT)

@@ -21,7 +21,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:  # noqa: ANN401 - py
     }
     line |= {key: total[key] for key in keys}
     line["control_changed"] = f"{total['control_changed']}/{total['control']}"
-    line |= {key: f"{total[key]}/{total['asked']}" for key in ("predicted", "predicted_exact")}
+    line["predicted"] = f"{total['predicted']}/{total['asked']}"
     last = ("second_engine_hits", "hit_tokens", "rival_hit_tokens", "moved", "rival_moved")
     line |= {key: total[key] for key in last}
     terminalreporter.write_line(json.dumps({"offload": line}))

@@ -7,10 +7,10 @@ what it is configured with; `options` our scheduler's; of several `ranks` each i
 own), then commands.
 `{"prompts", "max_tokens"}` answers prompts together: `{"outputs", "gaps": between the two best
 logits of each token, "cached": tokens that were not computed, "preempted": so far, "predicted":
-[lower, upper, expected] of each prompt, by an index that hears our connector's engine,
-"was_cleared": whether it has heard of a reset}`.
+[lower, upper, expected] of each prompt, by an index that hears our connector's engine}`.
 `{"drain": true}` steps until nothing moves: `{"steps": count}`.
-`{"forget": true}` makes the device forget what it has cached; tiers keep what they have.
+`{"forget": true}` makes the device forget what it has cached; tiers keep what they have, and our
+connector's engine goes on until it has told that.
 `{"counts": true}` tells what was seen of moving blocks: as `watching` says, and the connector's.
 `{"corrupt": [group, "first", "middle" or "last"]}` has a block of the next load overwritten.
 `{"fault": name}` lets calls of the disk tier fail as `faulty_disk` says, null: no more.
@@ -141,10 +141,9 @@ class Program:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams
 
-        rows, was_cleared = [], False
+        rows = []
         if self._listener:
             rows = [self._listener.row(prompt) for prompt in request["prompts"]]
-            was_cleared = self._listener.was_cleared
         results = self._engine.generate(
             [{"prompt_token_ids": prompt} for prompt in request["prompts"]],
             SamplingParams(
@@ -169,7 +168,6 @@ class Program:
             "cached": [result.num_cached_tokens for result in results],
             "preempted": self._num_preempted,
             "predicted": [[row.lower, row.upper, row.expected] for row in rows],
-            "was_cleared": was_cleared,
         }
 
     def drain(self) -> dict[str, int]:
@@ -180,7 +178,10 @@ class Program:
         return {"steps": steps}
 
     def forget(self) -> dict[str, bool]:
-        return {"forgot": self._engine.reset_prefix_cache()}
+        forgot = self._engine.reset_prefix_cache()
+        if self._listener:
+            self.drain()
+        return {"forgot": forgot}
 
     def counts(self) -> dict[str, Any]:
         if "tests.vllm.offload.rival" in sys.modules:

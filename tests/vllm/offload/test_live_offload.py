@@ -87,17 +87,11 @@ class Trio:
 
 
 def note_prediction(said: dict[str, Any], counts: Counter[str]) -> None:
-    """Compare the hit of the one prompt that was answered with what was said of it before.
-
-    Bounds are exact until a reset: then what tiers have is in doubt, and only expected.
-    """
+    """Compare the hit of the one prompt that was answered with what was said of it before."""
     ((lower, upper, expected),), (hit,) = said["predicted"], said["cached"]
-    assert lower <= hit <= upper, said
-    is_exact = lower == upper
-    assert is_exact or said["was_cleared"], said
+    assert lower == upper == hit, said
     counts["asked"] += 1
     counts["predicted"] += expected == hit
-    counts["predicted_exact"] += is_exact
 
 
 def live(trio: Trio, which: OffloadModel) -> list[list[int]]:

@@ -91,6 +91,17 @@ def test_totals_of_ranks_are_added_up_and_told_once() -> None:
     assert shown(engine)["kvbraid_tier_slots", "ready"] == 16
 
 
+def test_what_all_ranks_see_of_one_directory_is_told_once() -> None:
+    engine = str(next(NUMBERS))
+    offload: Any = SimpleNamespace(counts=OffloadCounts(), num_blocks=dict)
+    metrics = TierMetrics(offload, engine)
+    for each in range(2):
+        metrics.take(each, {("directory_bytes", "disk"): 7 + each, ("record_bytes", "disk"): 3})
+    metrics.tell(0.0)
+    assert shown(engine)["kvbraid_tier_directory_bytes", "disk"] == 8
+    assert shown(engine)["kvbraid_tier_record_bytes", "disk"] == 6
+
+
 def test_a_rank_says_what_has_changed_and_logs_its_first_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

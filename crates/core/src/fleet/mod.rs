@@ -67,7 +67,7 @@ mod tier;
 
 pub use index::explain::{Explained, GroupStrip, Strip};
 pub use index::info::{GroupInfo, RankInfo};
-pub use index::snapshots::{Saving, load, save};
+pub use index::snapshots::{Saving, Unsealed, load, save};
 pub use index::{Asked, Index, Options};
 pub use ingest::intake::{Applied, Intake, SLICE};
 pub use keys::prompt::Prompt;
@@ -81,6 +81,6 @@ pub use query::request::{ScoreRequest, Strategy};
 pub use query::seen::SeenBefore;
 pub use rank::counts::Placed;
 pub use silent::SilentPools;
-pub use snapshot::{Unfit, Unsealed};
+pub use snapshot::Unfit;
 pub use state::State;
 pub use tier::{Tier, TierSet};

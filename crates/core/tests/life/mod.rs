@@ -184,17 +184,17 @@ impl Life {
             return;
         };
         let pod = PODS[pod];
-        let mut saved = save(&mut self.index, pod, pod).unwrap().seal();
+        let mut saved = save(&mut self.index, pod, pod).unwrap().seal().unwrap();
         for _ in 0..=choices.below(3) {
             change(&mut saved, choices);
         }
         reseal(SECRET, &mut saved);
         let mut other = Index::new(self.options);
         other.register(pod, spec).unwrap();
-        let before = save(&mut other, pod, pod).unwrap().seal();
+        let before = save(&mut other, pod, pod).unwrap().seal().unwrap();
         if load(&mut other, pod, &saved).is_err() {
             assert!(
-                save(&mut other, pod, pod).unwrap().seal() == before,
+                save(&mut other, pod, pod).unwrap().seal().unwrap() == before,
                 "a refusal"
             );
             return;
@@ -270,7 +270,7 @@ impl Life {
         while !saving.advance(&mut self.twin, most) {
             self.twin.score(&plain_request(prompt)).unwrap();
         }
-        saving.finish(&self.twin).unwrap().seal()
+        saving.finish(&self.twin).unwrap().seal().unwrap()
     }
 
     /// The twin is saved, and another index that reads it is the twin from then on. What that one saves
@@ -283,7 +283,7 @@ impl Life {
             other.register(pod, spec).unwrap();
             assert_eq!(load(&mut other, pod, &saved).as_deref(), Ok(pod));
             other.check_integrity();
-            let again = save(&mut other, pod, pod).unwrap().seal();
+            let again = save(&mut other, pod, pod).unwrap().seal().unwrap();
             assert!(again == saved, "saved again");
         }
         self.twin = other;

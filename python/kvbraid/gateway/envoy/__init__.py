@@ -15,6 +15,6 @@ it, and the access log. In reading order:
 It comes with the extra `envoy`.
 """
 
-from kvbraid.extras import require_envoy
+from kvbraid.extras import require
 
-require_envoy(__name__)
+require("envoy", __name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kvbraid.gateway.envoy.metrics import EnvoyMetrics
 from kvbraid.gateway.envoy.picker import Picker
 from kvbraid.gateway.envoy.server import PickServer
-from kvbraid.gateway.prompts import PromptReader
+from kvbraid.gateway.prompts import PromptReader, token_ids_of
 from kvbraid.gateway.route import reader_of
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.http.access import Access
@@ -22,7 +22,7 @@ class PickApplication(Application):
     def __init__(
         self, service: Service, reader: PromptReader, config: FleetConfig, access: Access
     ) -> None:
-        super().__init__(service, access=access)
+        super().__init__(service, access=access, token_ids=token_ids_of(reader))
         self._reader = reader
         self.picker = Picker(service, reader, config)
         self.grpc = PickServer(
@@ -52,7 +52,8 @@ def pick_serve(config: FleetConfig, *, announce: Callable[[str, str], None]) -> 
     Raises as `run_server`, and InvalidValueError for a model's files that are missing or wrong, or
     an address that cannot be listened on.
     """
-    reader = reader_of(config)
+    service = new_service(config)
+    reader = reader_of(config, service)
     apps: list[PickApplication] = []
 
     def application(service: Service, access: Access) -> PickApplication:
@@ -62,7 +63,7 @@ def pick_serve(config: FleetConfig, *, announce: Callable[[str, str], None]) -> 
 
     run_server(
         config,
-        new_service(config),
+        service,
         announce=lambda url: announce(url, apps[0].grpc.address),
         application=application,
     )

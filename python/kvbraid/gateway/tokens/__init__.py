@@ -26,9 +26,9 @@ In reading order:
     reader       bodies to prompts; each reason for unknown tokens is counted
 """
 
-from kvbraid.extras import require_route
+from kvbraid.extras import require
 
-require_route(__name__)
+require("route", __name__)
 
 from kvbraid.gateway.tokens.engine import AskedEngine  # noqa: E402 - as above
 from kvbraid.gateway.tokens.model_files import TokenizerFiles  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Raw
 
-from kvbraid.gateway.headers import SESSION
+from kvbraid.gateway.headers import SESSION, TRACEPARENT
 from kvbraid.gateway.prompts import NoTokensError, Prompt, WhyNoTokens, model_of
 from kvbraid.gateway.tokens.bodies import PromptBody, is_given, one_prompt, read_body
 from kvbraid.gateway.tokens.engine import AskedEngine
@@ -39,7 +39,7 @@ class BodyReader:
         """
         self.counts: Counter[str] = Counter()
         self._tokens = tokens
-        self._adapters = adapters or {}
+        self._adapters = {} if adapters is None else adapters
         self._engines = engines or {}
 
     async def read(self, path: str, headers: Mapping[str, str], body: bytes) -> Prompt:
@@ -60,6 +60,7 @@ class BodyReader:
             lacks_usage=_lacks_usage(path, asked),
             session=headers.get(SESSION, asked.session_id),
             priority=asked.priority or 0,
+            traceparent=headers.get(TRACEPARENT, ""),
             why_no_tokens=why,
         )
 

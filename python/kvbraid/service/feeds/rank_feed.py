@@ -25,6 +25,7 @@ from kvbraid.events.sequence import (
     SetState,
     Settled,
 )
+from kvbraid.events.wire import published_at
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.feeds.endpoints import topic_names
 
@@ -135,7 +136,8 @@ class FeedStatus:
     ended and its batches are applied; `lost` counts batches; `duplicates`,
     `overflowed` (see sequence.py), `restarts` and `replays` count what their names say; `failures`
     counts how often the feed had to start again because something in it raised. `applied_at` is
-    when the last batch was applied, by the monotonic clock.
+    when the last batch was applied, by the monotonic clock. `lag_s` is how long before that its
+    engine had made it, in seconds by both clocks; None if the engine does not say.
     """
 
     pod: PodId
@@ -154,6 +156,7 @@ class FeedStatus:
     failures: int
     is_rebuilt: bool
     applied_at: float | None = None
+    lag_s: float | None = None
 
 
 class Owner(Protocol):
@@ -193,6 +196,7 @@ class RankFeed:
         self._ask: int | None = None  # Where the replay that waits for its turn must begin.
         self._messages = 0
         self._applied_at: float | None = None
+        self._lag_s: float | None = None
         self._failures = 0
         self._is_rebuilt = False
 
@@ -294,7 +298,10 @@ class RankFeed:
         applied = self._sink.apply_many(self.pod, payloads, dp_rank=self.rank, budget_s=TURN_S)
         done = len(applied)
         self._messages += done
-        self._applied_at = time.monotonic() if done else self._applied_at
+        if done:
+            self._applied_at = time.monotonic()
+            made = published_at(payloads[done - 1])
+            self._lag_s = None if made is None else time.time() - made
         if done < len(payloads):
             self._todo.appendleft(_Run(first + done, payloads[done:]))
         for seq, result in enumerate(applied, first):
@@ -367,6 +374,7 @@ class RankFeed:
             failures=self._failures,
             is_rebuilt=self._is_rebuilt,
             applied_at=self._applied_at,
+            lag_s=self._lag_s,
         )
 
     def _note_ask(self, output: AskReplay) -> None:

@@ -129,7 +129,7 @@ class Access:
         if not rules.changes_allowed:
             raise RefusalError(
                 "registration_off",
-                "changes (PUT, DELETE, POST /v1/routed, pick and picked) are off on this address",
+                "changes (PUT, DELETE, POST /v1/routed, pick, picked) and snapshots are off here",
             )
         if rules.hosts is not None:
             _check_name("host", host, rules.hosts)

@@ -18,7 +18,7 @@ from anyio.to_thread import run_sync
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.http.access import Access, Rules
-from kvbraid.service.http.calls import Answer, Call, Context
+from kvbraid.service.http.calls import Answer, Call, Context, TokenIds
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.events import Changes, pass_on
 from kvbraid.service.http.metrics import Metrics
@@ -42,6 +42,8 @@ RETRY_AFTER: Final = b"1"
 _NO_ROUTE: Final = "other"  # Whatever a client writes there would be a label for ever.
 _POD_PATH: Final = "/v1/pods/{id}"
 _PODS: Final = _POD_PATH.removesuffix("{id}")
+_SNAPSHOT: Final = "/snapshot"
+_READING: Final = frozenset({"GET", "HEAD"})  # HEAD is GET, whose body the server leaves out.
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -149,6 +151,7 @@ class Endpoint:
             scope["query_string"],
             pod,
             given.get(b"if-none-match", b""),
+            given.get(b"traceparent", b"").decode("latin-1"),
         )
 
     async def _read_body(self, receive: Receive, body: bytearray) -> None:
@@ -231,15 +234,22 @@ async def _send_part(send: Send, part: bytes) -> None:
 class Application:
     """The ASGI application of a service whose feed is started and closed elsewhere.
 
-    `routes` are those that it has. `score` is the endpoint of SCORE_PATH, for a server that can
+    `routes` are those that it has. `token_ids` makes token ids of prompts, if anything does.
+    `score` is the endpoint of SCORE_PATH, for a server that can
     reach it directly; None if that is no route.
     """
 
     def __init__(
-        self, service: Service, *, access: Access | None = None, routes: Sequence[Route] = ROUTES
+        self,
+        service: Service,
+        *,
+        access: Access | None = None,
+        routes: Sequence[Route] = ROUTES,
+        token_ids: TokenIds | None = None,
     ) -> None:
         self.connection_limits = ConnectionLimits(service.limits)
         access = access or Access()
+        service.in_force.keys = access.rows
         self.metrics = Metrics(service, self.connection_limits, access)
         self.events = Changes(service)
         context = Context(
@@ -249,6 +259,7 @@ class Application:
             document(routes),
             self.connection_limits,
             self.events,
+            token_ids,
         )
         self._requests = self.metrics.requests
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
@@ -272,10 +283,10 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
-        path, pod = _route_path(scope["path"])
+        method = "GET" if scope["method"] in _READING else scope["method"]
+        path, pod = _route_path(method, scope["path"])
         methods = self._endpoints.get(path, {})
-        # HEAD is GET, whose body the server leaves out.
-        endpoint = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        endpoint = methods.get(method)
         if endpoint is not None:
             await endpoint(scope, receive, send, pod=pod)
         else:
@@ -293,7 +304,15 @@ class Application:
         await send_answer(send, refused(refusal), allow=", ".join(sorted(allowed)))
 
 
-def _route_path(path: str) -> tuple[str, str]:
-    """Return the path in the table of routes, and the pod that the request's path names."""
+def _route_path(method: str, path: str) -> tuple[str, str]:
+    """Return the path in the table of routes, and the pod that the request's path names.
+
+    A pod's name may have any slashes. Nothing else of a pod is read under its path, so the last
+    part of what GET asks for belongs to no name.
+    """
     before, separator, pod = path.partition(_PODS)
-    return (_POD_PATH, pod) if separator and not before else (path, "")
+    if before or not separator:
+        return path, ""
+    if method == "GET" and pod.endswith(_SNAPSHOT):
+        return _POD_PATH + _SNAPSHOT, pod.removesuffix(_SNAPSHOT)
+    return _POD_PATH, pod

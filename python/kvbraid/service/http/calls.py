@@ -1,13 +1,25 @@
 """One HTTP request as handlers get it, and one answer as they give it; no ASGI here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.events import Changes, Stream
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.registry import Service
+
+
+class TokenIds(Protocol):
+    """Makes token ids of prompts, as those of a request are made."""
+
+    async def __call__(self, body: bytes) -> Sequence[int]:
+        """Return the ids of what the body of a completion or chat asks.
+
+        Raises:
+            RefusalError: `no_token_ids`: they cannot be known, and why.
+        """
 
 
 class Context(NamedTuple):
@@ -19,6 +31,7 @@ class Context(NamedTuple):
     openapi: bytes
     connection_limits: ConnectionLimits
     events: Changes
+    token_ids: TokenIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,7 @@ class Call:
     query: bytes = b""
     pod: str = ""
     if_none_match: bytes = b""
+    traceparent: str = ""
 
 
 class Answer(NamedTuple):

@@ -99,6 +99,23 @@ class RequestsTopic:
         return {"keeps_prompts": prompts, "num_changed": num_changed, "changed": rows}
 
 
+class AnswerTopic:
+    """A whole answer, which is told when it has changed."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        self._ask = ask
+        self._answer: object = None
+
+    def advance(self) -> Mapping[str, object]:
+        """Return the answer, or null if it is as it was."""
+        before, self._answer = self._answer, self._ask()
+        return {"answer": None if self._answer == before else self._answer}
+
+    def whole(self) -> Mapping[str, object]:
+        """Return the last answer."""
+        return {"answer": self._answer}
+
+
 class LadderTopic:
     """Sums of GET /v1/ladder, and the intervals that have changed."""
 
@@ -123,6 +140,8 @@ TOPICS: Final[Mapping[str, Callable[[Service], Topic]]] = {
     "pods": PodsTopic,
     "requests": RequestsTopic,
     "ladder": LadderTopic,
+    "policy": lambda service: AnswerTopic(service.picking.policy_answer),
+    "config": lambda service: AnswerTopic(service.in_force.answer),
 }
 """What a client may ask for, and what makes it."""
 

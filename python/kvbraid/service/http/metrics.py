@@ -301,6 +301,10 @@ class Metrics(Collector):
                 ["outcome"], self._service.asked,
             ),
             _counter(
+                "kvbraid_spans", "Spans of decisions by what became of them.",
+                ["outcome"], self._service.picking.num_spans,
+            ),
+            _counter(
                 "kvbraid_kubernetes", "Answers of API servers and what was left out, by outcome.",
                 ["outcome"], self._service.watched,
             ),

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from anyio import from_thread
 
 from kvbraid.errors import UnknownError, shortened
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service import answers
-from kvbraid.service.config import HTTP_SCHEMES, PodBody, pod_config, pod_id
+from kvbraid.service.coefficients import PolicyAnswer
+from kvbraid.service.config import PodBody
 from kvbraid.service.decoding import decode_body
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.calls import Answer, Call, Context
@@ -23,6 +25,7 @@ from kvbraid.service.http.metrics import CONTENT_TYPE
 from kvbraid.service.http.pages import FILES, File, file_answer
 from kvbraid.service.http.query import OCTET_STREAM, parse_call, parse_pick_call, parse_query
 from kvbraid.service.keys import Right
+from kvbraid.service.pod_checks import HTTP_SCHEMES, pod_config, pod_id
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import (
     EventsQuery,
@@ -33,6 +36,7 @@ from kvbraid.service.requests import (
     RoutedBody,
     ScoreBody,
     StripsQuery,
+    TokensBody,
     parse_routed,
 )
 from kvbraid.service.strips import draw
@@ -43,6 +47,7 @@ NOT_KEPT: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"
 
 _encode: Final = msgspec.json.Encoder().encode
 _POD: Final = msgspec.json.Decoder(PodBody)
+_TOKENS: Final = msgspec.json.Decoder(TokensBody)
 _REPORT: Final = msgspec.json.Decoder(ReportBody)
 
 
@@ -80,12 +85,22 @@ def _strips(context: Context, request: Request) -> Answer:
     return Answer(_encode(draw(request, rows)))
 
 
+def tokens(context: Context, call: Call) -> Answer:
+    """The token ids of a text or chat, as the server makes those of a request."""
+    asked = decode_body(call.body, _TOKENS)
+    if context.token_ids is None:
+        raise RefusalError("no_token_ids", "this server makes no token ids of prompts")
+    ids = list(from_thread.run(context.token_ids, call.body))
+    body = answers.TokensAnswer(model=asked.model, num_tokens=len(ids), token_ids=ids)
+    return Answer(_encode(body))
+
+
 def pick(context: Context, call: Call) -> Answer:
     """Choose the rank that gets a request, and book the request there."""
     service, max_tokens = context.service, context.service.limits.tokens
     asked = parse_pick_call(call.body, call.content_type, call.query, max_tokens=max_tokens)
     _check_known(service, asked.request.model, ())
-    return Answer(_encode(service.picking.pick(asked, service.pods)))
+    return Answer(_encode(service.picking.pick(asked, service.pods, traceparent=call.traceparent)))
 
 
 def pick_at_once(context: Context, call: Call) -> Answer | None:
@@ -122,6 +137,20 @@ def list_pods(context: Context, call: Call) -> Answer:
     return Answer(_encode(context.service.pods_answer()))
 
 
+def pod_snapshot(context: Context, call: Call) -> Answer:
+    """All that is known of a pod, sealed, for a server that starts and has the same secret."""
+    service, pod = context.service, PodId(call.pod)
+    if pod not in service.followed:
+        raise RefusalError("unknown_pod", f"pod {shortened(pod)} is not followed")
+    if service.snapshots is None:
+        remedy = "set index.snapshots in its fleet.toml"
+        raise RefusalError("not_found", "this server keeps no snapshots", remedy=remedy)
+    saved = service.snapshots.give(pod, service.feed)
+    if saved is None:
+        raise RefusalError("not_settled", f"batches of pod {shortened(pod)} keep waiting")
+    return Answer(saved, content_type=OCTET_STREAM.decode())
+
+
 def list_requests(context: Context, call: Call) -> Answer:
     """The last requests that a rank was chosen for: why there, and what became of them."""
     del call
@@ -154,10 +183,16 @@ def delete_pod(context: Context, call: Call) -> Answer:
     return Answer(_encode(context.service.delete(PodId(call.pod))))
 
 
+def show_policy(context: Context, call: Call) -> Answer:
+    """The rule that chooses ranks, and the coefficients that count for each model."""
+    del call
+    return Answer(_encode(context.service.picking.policy_answer()))
+
+
 def show_config(context: Context, call: Call) -> Answer:
     """The configuration in force, what of the file waits for a start, and what was refused."""
     del call
-    return Answer(_encode(context.service.in_force.answer(context.access.rows())))
+    return Answer(_encode(context.service.in_force.answer()))
 
 
 def list_models(context: Context, call: Call) -> Answer:
@@ -261,6 +296,7 @@ _OF_RIGHTS: Final[Mapping[Right | None, tuple[str, ...]]] = {
     "explain": _KEY_ERRORS,
     "route": _CHANGE_ERRORS,
     "change": _CHANGE_ERRORS,
+    "snapshot": _CHANGE_ERRORS,
 }
 """The codes of refusals by what a caller may do."""
 
@@ -310,6 +346,8 @@ _PAGE_DATA: Final[Mapping[str, tuple[Right, Callable[[Context, Call], Answer]]]]
     "requests": ("read", list_requests),
     "explain": ("explain", strips_kept),
     "ladder": ("read", ladder_history),
+    "policy": ("read", show_policy),
+    "config": ("read", show_config),
 }
 """The data of each page of the console; docs/api.md has their other names."""
 
@@ -334,6 +372,11 @@ ROUTES: Final = (
         at_once=never_at_once,
         query=StripsQuery, answers={200: answers.StripsAnswer},
         errors=("malformed_body", "unknown_model", "unknown_request", "too_large"),
+    ),
+    Route(
+        method="POST", path="/v1/tokens", right="explain", handler=tokens, at_once=never_at_once,
+        body=TokensBody, answers={200: answers.TokensAnswer},
+        errors=("malformed_body", "body_too_large", "no_token_ids"),
     ),
     Route(
         method="POST", path="/v1/routed", right="route", handler=routed, at_once=never_at_once,
@@ -383,6 +426,15 @@ ROUTES: Final = (
         method="DELETE", path="/v1/pods/{id}", right="change", handler=delete_pod,
         at_once=never_at_once,
         answers={200: answers.PodChange}, errors=("unknown_pod",),
+    ),
+    Route(
+        method="GET", path="/v1/pods/{id}/snapshot", right="snapshot", handler=pod_snapshot,
+        at_once=never_at_once,
+        answers={200: None}, errors=("unknown_pod", "not_found", "not_settled"),
+    ),
+    Route(
+        method="GET", path="/v1/policy", right="read", handler=show_policy, at_once=never_at_once,
+        answers={200: PolicyAnswer},
     ),
     Route(
         method="GET", path="/v1/config", right="read", handler=show_config, at_once=never_at_once,

@@ -19,6 +19,7 @@ from typing import Any, Final
 import uvicorn
 
 from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.extras import require
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
 from kvbraid.service.discovery import following_names
@@ -29,7 +30,7 @@ from kvbraid.service.http.app import Application
 from kvbraid.service.http.connection import Connection
 from kvbraid.service.http.handshakes import Handshakes
 from kvbraid.service.http.protocol import ScoreProtocol
-from kvbraid.service.kubernetes import following_slices
+from kvbraid.service.kubernetes import following_tables
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
 from kvbraid.service.shared.sharing import sharing
@@ -42,6 +43,26 @@ END_S: Final = 3
 
 _BACKLOG: Final = 2048
 _TICKS_PER_SWEEP: Final = 5
+
+
+@contextlib.contextmanager
+def _making_spans(config: FleetConfig, service: Service) -> Iterator[None]:
+    """Make spans of decisions, if the configuration asks for that."""
+    if not config.server.otel:
+        yield
+        return
+    try:
+        require("otel", "server.otel")
+    except ModuleNotFoundError as error:
+        raise InvalidValueError(str(error)) from None
+    from kvbraid.service.tracing import DecisionSpans
+
+    spans = service.picking.spans = DecisionSpans(service.picking.num_spans)
+    try:
+        yield
+    finally:
+        service.picking.spans = None
+        spans.close()
 
 
 def _application(service: Service, access: Access) -> Application:
@@ -102,8 +123,9 @@ def following(
         with (
             following_file(service, take) as reread,
             following_names(config, service),
-            following_slices(config, service),
+            following_tables(config, service),
             asking_pods(service),
+            _making_spans(config, service),
             saving(service.snapshots, service.feed, lambda: service.followed),
             sharing(config, service),
         ):
@@ -208,9 +230,11 @@ class _Server(uvicorn.Server):
         ends = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, self.handle_exit) for number in ends}
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.on_hangup())
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.extras import require_nats
+from kvbraid.extras import require
 from kvbraid.policy import Decision
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.picking import Picking
@@ -118,7 +118,7 @@ def sharing(config: FleetConfig, service: Service) -> Iterator[None]:
         yield
         return
     try:
-        require_nats("shared.url")
+        require("nats", "shared.url")
     except ModuleNotFoundError as error:
         raise InvalidValueError(str(error)) from None
     from kvbraid.service.shared.nats_server import NatsServer  # Only who shares needs it.

@@ -14,14 +14,14 @@ from stat import S_ISREG
 from typing import Final
 
 from kvbraid.errors import InvalidValueError
-from kvbraid.extras import require_transfer
+from kvbraid.extras import require
 from kvbraid.transfer.disk.files import GONE, READ, existing_folder, folder, has_no_writer
 from kvbraid.transfer.disk.folders import FolderPath, places
 from kvbraid.transfer.disk.names import RecordName, is_temporary, parse_record
 from kvbraid.transfer.records import PAGE_BYTES, Header, padded, pages, read_header
 from kvbraid.transfer.status import Status
 
-require_transfer("kvbraid.transfer.disk.inspection", "xxhash")
+require("transfer", "kvbraid.transfer.disk.inspection", "xxhash")
 
 from xxhash import xxh3_64  # noqa: E402 - the line before it names the extra.
 

@@ -4,7 +4,6 @@ Invariant: each slot has at most one key, and each key at most one slot. A slot 
 keeps its content; its key may be forgotten in the meantime. The null block is no slot.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -52,7 +51,7 @@ class Pins:
 
     def blocks(self) -> list[BlockId]:
         """Return each block as often as it is held."""
-        return sorted(Counter(self._counts).elements())
+        return [block for block, count in sorted(self._counts.items()) for _ in range(count)]
 
 
 class Taken(NamedTuple):
@@ -103,13 +102,13 @@ class TierIndex:
         self.pool.register(slot, key.group, key.block_hash, num_tokens)
         self.keys[slot], self._slots[key] = key, slot
 
-    def lacks(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+    def lacks(self, keys: Iterable[BlockKey]) -> set[BlockKey]:
         """Return those that the tier does not have."""
-        return [key for key in keys if key not in self._slots]
+        return {*keys}.difference(self._slots)
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used now, the last one last."""
-        self._requeue([self._slots[key] for key in keys if key in self._slots])
+        self._requeue([slot for slot in map(self._slots.get, keys) if slot is not None])
 
     def _requeue(self, slots: Sequence[BlockId]) -> None:
         """Let slots be taken last, in this order; first those that are empty."""

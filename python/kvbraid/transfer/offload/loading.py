@@ -12,11 +12,12 @@ a block of the pool that it has copied turns out to be garbage, that is reported
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from kvbraid.ids import BlockId
 from kvbraid.loads import Cause, Failures, LoadReport, Record, Target
-from kvbraid.transfer.jobs import Item, Job, Kind
+from kvbraid.transfer.jobs import Job, Kind, items_of
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload.announcing import UNKNOWN
 from kvbraid.transfer.offload.lookup import Found, LoadSource
@@ -36,6 +37,8 @@ CAUSES: Final = {
 """What a status is called in a report on a load."""
 
 _NO_BLOCK: Final = BlockId(0)
+_PLACE: Final = attrgetter("group", "position")
+_BLOCK: Final = attrgetter("block_id")
 
 
 @dataclass(slots=True, eq=False)
@@ -109,16 +112,17 @@ class LoadsUnderWay:
         tiers = self._tiers
         deadline = tiers.clock() + tiers.options.load_deadline
         load = self._loads[number] = _LoadUnderWay(number, found.request, step, deadline)
-        blocks = {(target.group, target.position): target.block_id for target in targets}
-        unused = []
-        for source in found.sources:
-            target = blocks.pop((source.group, source.position), None)
-            if target is None:
-                unused.append(source)
-            else:
-                self._add(load, source, target)
-        self._free(unused)
+        blocks = dict(zip(map(_PLACE, targets), map(_BLOCK, targets), strict=True))
+        takers = [blocks.pop(place, None) for place in map(_PLACE, found.sources)]
+        load.parts += [
+            _Position(load, source, target)
+            for source, target in zip(found.sources, takers, strict=True)
+            if target is not None
+        ]
+        self._free([s for s, target in zip(found.sources, takers, strict=True) if target is None])
         tiers.counts.hits.update([found.tier_of(part.source) for part in load.parts])
+        for part in load.parts:
+            self._find_slot(part)
         for (group, position), target in blocks.items():  # Nobody has it.
             source = LoadSource(group, position, "", _NO_BLOCK, BlockKey(b"", group), UNKNOWN)
             part = _Position(load, source, target, is_open=False)
@@ -126,13 +130,12 @@ class LoadsUnderWay:
             load.failed.append((part, None, Status.MISS))
         self._end_ranks(load)
 
-    def _add(self, load: _LoadUnderWay, source: LoadSource, target: BlockId) -> None:
-        part = _Position(load, source, target)
-        load.parts.append(part)
+    def _find_slot(self, part: _Position) -> None:
+        source = part.source
         if source.tier == self._tiers.host.name:
             part.slot = source.block_id
         elif source.tier:
-            self._promotions.want(source.key, source.tier, source.content, part)
+            self._promotions.want([(source.key, source.tier, source.content)], part)
             self._free([source])
 
     def step_ended(self, step: int) -> None:
@@ -155,7 +158,10 @@ class LoadsUnderWay:
                     self._promotions.leave(part)
                     part.not_promoted(part.source.key, part.source.tier, Status.TIMEOUT)
             for kind, parts in ((Kind.LOAD, loads), (Kind.COPY, copies)):
-                items = [self._item(part) for part in parts]
+                items = items_of(
+                    (part.source.group, part.slot or part.source.block_id, part.target, None)
+                    for part in parts
+                )
                 for job in tiers.chunked(kind, items, self):
                     load.writers[job.number] = set(range(tiers.num_ranks))
                     self._parts[job.number] = parts[: len(job.items)]
@@ -164,9 +170,6 @@ class LoadsUnderWay:
                         part.is_open = False
                     yield job
             self._end_ranks(load)
-
-    def _item(self, part: _Position) -> Item:
-        return Item(part.source.group, part.slot or part.source.block_id, part.target)
 
     # What becomes of it.
 

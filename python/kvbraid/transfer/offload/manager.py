@@ -418,6 +418,6 @@ class OffloadManager:
             assert sorted(places) == index.pins.blocks(), f"a record of {name} is pinned"
         for index in self._indexes:
             index.check_integrity()
+        had = set(chain.from_iterable(index.keys.values() for index in self._indexes))
         for key in tiers.origins:
-            is_had = any(key in index for index in self._indexes)
-            assert is_had or self._is_written(key), f"nobody has {key} any more"
+            assert key in had or self._is_written(key), f"nobody has {key} any more"

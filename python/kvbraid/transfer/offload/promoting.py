@@ -5,7 +5,7 @@ in the index is pinned, and so is the slot until no rank writes it any more. Wha
 read and verified is findable in host memory, and pinned once more by each who waits for it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -58,19 +58,23 @@ class Promotions:
         self._promotions: Final[dict[BlockKey, _Promotion]] = {}  # Queued, or being read.
         self._read: Final[dict[int, list[_Promotion]]] = {}  # By job.
 
-    def want(self, key: BlockKey, tier: str, content: Content, waiter: RecordWaiter) -> None:
-        """Read a record into host memory, soon. The answer may come at once."""
-        tiers, known = self._tiers, self._promotions.get(key)
-        if (slot := tiers.host.slot_of(key)) is not None:
-            tiers.host.pins.hold(slot)
-            waiter.promoted(key, slot)
-        elif known is not None:
-            known.waiters.append(waiter)
-        elif (record := tiers.records[tier].slot_of(key)) is None:
-            waiter.not_promoted(key, tier, Status.MISS)
-        else:
-            tiers.records[tier].pins.hold(record)
-            self._promotions[key] = _Promotion(key, tier, record, content, [waiter])
+    def want(self, records: Iterable[tuple[BlockKey, str, Content]], waiter: RecordWaiter) -> None:
+        """Read records of tiers into host memory, soon. Answers may come at once."""
+        tiers, places = self._tiers, dict[str, list[BlockId]]()
+        for key, tier, content in records:
+            known = self._promotions.get(key)
+            if (slot := tiers.host.slot_of(key)) is not None:
+                tiers.host.pins.hold(slot)
+                waiter.promoted(key, slot)
+            elif known is not None:
+                known.waiters.append(waiter)
+            elif (place := tiers.records[tier].slot_of(key)) is None:
+                waiter.not_promoted(key, tier, Status.MISS)
+            else:
+                places.setdefault(tier, []).append(place)
+                self._promotions[key] = _Promotion(key, tier, place, content, [waiter])
+        for tier, held in places.items():
+            tiers.records[tier].pins.hold(*held)
 
     def leave(self, waiter: RecordWaiter) -> None:
         """Tell somebody nothing any more. What nobody waits for is not read."""

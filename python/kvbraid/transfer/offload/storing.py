@@ -8,15 +8,16 @@ Invariant: a device block is held from the step in which it became findable unti
 any more. A slot is findable only after every rank has copied the block.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 from kvbraid.cache import Findable, KeptState
 from kvbraid.errors import UnknownError
 from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import Item, Job, Kind
-from kvbraid.transfer.keys import BlockKey
+from kvbraid.transfer.keys import BlockKey, block_keys
 from kvbraid.transfer.offload.announcing import Content, TierBlock
 from kvbraid.transfer.offload.counts import Drop
 from kvbraid.transfer.offload.tiers import TierState
@@ -26,6 +27,8 @@ _HashAt: TypeAlias = Callable[[int], bytes]
 """The hash of the first tokens of a request."""
 
 _NO_SLOT: Final = BlockId(0)
+_GROUP: Final = attrgetter("group")
+_HASH: Final = attrgetter("block_hash")
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +67,12 @@ class Stores:
         """Hold what became findable, and what keeps states, until the step has run."""
         tiers = self._tiers
         listed = [*tiers.cache.tiers.take_findable(), *self._found(states)]
-        found = [(BlockKey(each.block_hash, each.group), each) for each in listed]
-        missing = {*tiers.host.lacks(key for key, _ in found)}
-        new = [pair for pair in found if pair[0] in missing]
-        keys = [key for key, _ in found if key not in missing]
-        unwritten = {key for index in tiers.records.values() for key in index.lacks(keys)}
-        lacked = [pair for pair in found if pair[0] in unwritten]
+        keys = block_keys(map(_HASH, listed), map(_GROUP, listed))
+        missing = tiers.host.lacks(keys)
+        unwritten = set[BlockKey]().union(*(i.lacks(keys) for i in tiers.records.values()))
+        unwritten -= missing
+        new = _pairs(keys, listed, missing)
+        lacked = _pairs(keys, listed, unwritten)
         hashes = self._hashes([each for _, each in (*new, *lacked)])
         self._add(new, step, hashes)
         self._on_stored(
@@ -78,7 +81,7 @@ class Stores:
                 for key, each in lacked
             ]
         )
-        tiers.host.touch(keys)
+        tiers.host.touch([key for key in keys if key not in missing] if missing else keys)
 
     def _found(self, states: Sequence[KeptState]) -> Iterator[Findable]:
         """Yield states with the hashes that find them. Some may have left since they were told."""
@@ -220,3 +223,10 @@ class Stores:
     def slots(self) -> list[BlockId]:
         """Return the host slots that are written."""
         return [store.slot for stores in self._copied.values() for store in stores]
+
+
+def _pairs(
+    keys: Sequence[BlockKey], found: Sequence[Findable], among: Set[BlockKey]
+) -> list[tuple[BlockKey, Findable]]:
+    """Return what was found of these keys; most often there are none of them."""
+    return [pair for pair in zip(keys, found, strict=True) if pair[0] in among] if among else []

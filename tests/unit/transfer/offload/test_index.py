@@ -31,7 +31,7 @@ def test_slots_are_taken_together_and_say_what_they_held() -> None:
     index.touch([KEYS[0]])
     slots = slots_of(index, KEYS[1], KEYS[2])
     assert index.take(2) == [(slots[0], KEYS[1]), (slots[1], KEYS[2])]
-    assert index.lacks(KEYS) == [KEYS[1], KEYS[2], *KEYS[4:]]
+    assert index.lacks(KEYS) == {KEYS[1], KEYS[2], *KEYS[4:]}
     assert index.take_removed() == [KEYS[1], KEYS[2]]
     assert index.take_removed() == []
     index.check_integrity()

@@ -10,7 +10,7 @@ use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool};
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
 use crate::rule::{self, Holdings, Query, Unknown, first_read, needed};
-use crate::spec::{EngineDialect, GroupSpec, Topology};
+use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// The request and the pool for one look-up.
 #[derive(Debug, Clone, Copy)]
@@ -73,9 +73,10 @@ impl FoundEntries {
 #[derive(Debug, Clone)]
 pub(in crate::cache) struct Finder {
     topology: Topology,
-    /// The same without an engine's departures from the rule. Whether hits may end inside blocks is
-    /// for each look-up to say.
+    /// The same without an engine's departures from the rule.
     pure: Topology,
+    /// The same with boundaries only where blocks of all groups end.
+    pure_whole: Topology,
     /// The groups that an engine looks up first: the first full group, or else the first group,
     /// with its equals.
     lead: Topology,
@@ -111,6 +112,18 @@ fn query(request: &Request) -> Query {
     }
 }
 
+/// A topology whose boundaries are multiples of its alignment, also if hits may end inside blocks: a
+/// further group has such blocks, and reads none.
+fn where_blocks_end(topology: &Topology) -> Topology {
+    let mut topology = topology.clone();
+    topology.groups.push(GroupSpec {
+        kind: SpecKind::SlidingWindow,
+        window: Some(1),
+        ..GroupSpec::new(SpecKind::FullAttention, topology.alignment)
+    });
+    topology
+}
+
 impl Finder {
     pub(in crate::cache) fn new(topology: &Topology, groups: &[Group]) -> Self {
         let mut topology = topology.clone();
@@ -139,6 +152,10 @@ impl Finder {
                 .without(EngineDialect::EAGLE_SINGLE_GROUP_WITHIN_PROMPT),
             ..topology.clone()
         };
+        let pure = Topology {
+            dialect: EngineDialect::PURE,
+            ..topology.clone()
+        };
         let num_groups = specs.len();
         let unit = topology.hash_block_size;
         let is_dense = |&g: &usize| specs[g].kind.is_full() && specs[g].block_size == unit;
@@ -148,10 +165,8 @@ impl Finder {
             margin: blocks.max().unwrap_or(0) as usize,
             unit,
             follows_search: rule::is_search_visible(&topology),
-            pure: Topology {
-                dialect: EngineDialect::PURE,
-                ..topology.clone()
-            },
+            pure_whole: where_blocks_end(&pure),
+            pure,
             topology,
             lead,
             lead_groups,
@@ -256,7 +271,7 @@ impl Finder {
     }
 
     /// The boundary at which a request could resume by the rule, before replay, if one pool held
-    /// what all of these hold, perhaps only where it ends inside no block; and the entries of its
+    /// what all of these hold, perhaps only where blocks of all groups end; and the entries of its
     /// hashes in each. Only buffers are changed.
     pub(super) fn find_over(
         &mut self,
@@ -275,8 +290,12 @@ impl Finder {
             whole: &whole,
             partial: &partial,
         };
-        self.pure.partial_hits = self.topology.partial_hits && !whole_blocks;
-        let ends = rule::resume(&self.pure, &held, query(request), &mut self.scratch);
+        let topology = if whole_blocks {
+            &self.pure_whole
+        } else {
+            &self.pure
+        };
+        let ends = rule::resume(topology, &held, query(request), &mut self.scratch);
         (ends[0], found)
     }
 

@@ -7,7 +7,7 @@
 //! load           hit  hit  tier pool tier        the boundary is after position 4
 //! ```
 //! The boundary is that of the rule for one cache that holds what pool and tiers hold, and never
-//! below the hit of the pool. With `whole_blocks` it is that of the rule without hits inside blocks.
+//! below the hit of the pool. With `whole_blocks` it is the last one where blocks of all groups end.
 //! Each position after the hit is filled from the first that has it: the pool, then the tiers in
 //! their order.
 
@@ -21,7 +21,7 @@ use crate::cache::core::Core;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
 use crate::error::{Error, Result};
-use crate::rule::needed;
+use crate::spec::Topology;
 
 /// Looks a request up in a cache and in the indexes of its tiers. Nothing is changed.
 ///
@@ -70,7 +70,7 @@ fn find(core: &mut Core, request: &Request, tiers: &[&Cache], whole_blocks: bool
             fills: Vec::new(),
         };
     }
-    let start = start_of_load(core, request, hit.num_tokens, end);
+    let start = start_of_load(&core.config.topology, hit.num_tokens);
     let sources = LoadSources {
         pools: pools(&core.pool, tiers),
         entries,
@@ -91,38 +91,18 @@ fn find(core: &mut Core, request: &Request, tiers: &[&Cache], whole_blocks: bool
     }
 }
 
-/// The boundary of all groups, at most the hit, from which on a load to `end` has to fill blocks: the
-/// hit there has every earlier block that `end` needs.
-fn start_of_load(core: &mut Core, request: &Request, hit: u32, end: u32) -> u32 {
-    let topology = &core.config.topology;
-    let (alignment, replay) = (topology.alignment, topology.replay_tokens);
-    let mut most = if hit == 0 { 0 } else { hit + replay };
-    loop {
-        let start = (most / alignment * alignment).saturating_sub(replay);
-        match first_lacking(core, request, start, end) {
-            Some(token) if start > 0 => most = token,
-            _ => return start,
-        }
+/// Where a load begins: the last boundary of all groups up to the hit.
+///
+/// The hit has every block before it that a later boundary needs, because that needs no earlier
+/// blocks of a window, chunk or state than the hit does. This holds for a chunk, too, that an engine
+/// looked for at a longer candidate (`CHUNK_START_OF_THE_CANDIDATE`): the hit ends in or after the
+/// block in which that chunk starts, so a later boundary needs no chunk before it.
+fn start_of_load(topology: &Topology, hit: u32) -> u32 {
+    if hit == 0 {
+        return 0;
     }
-}
-
-/// The first token of a block that is needed at `end` and lies before `start`, but is not among the
-/// blocks of the hit there. Only engines that report more than is held lack one.
-fn first_lacking(core: &mut Core, request: &Request, start: u32, end: u32) -> Option<u32> {
-    let looks = core.finder.looks(request, &core.groups, &core.pool);
-    let lookup = core.finder.lookup(request, &core.pool);
-    let mut blocks = Vec::new();
-    let lacking = core.groups.iter().filter_map(|group| {
-        let look = looks.get(usize::from(group.index)).copied().flatten();
-        blocks.clear();
-        // What is not held is a null block.
-        let _missing = core.finder.blocks(lookup, group, start, look, &mut blocks);
-        let first = needed(&group.spec, end).start;
-        let mut read = (0..).zip(&blocks).skip(first as usize);
-        let position: u32 = read.find(|(_, block)| **block == NULL_BLOCK)?.0;
-        Some(position * group.block)
-    });
-    lacking.min()
+    let boundary = hit + topology.replay_tokens;
+    (boundary - boundary % topology.alignment).saturating_sub(topology.replay_tokens)
 }
 
 /// Where each block of a load to `end` tokens is.

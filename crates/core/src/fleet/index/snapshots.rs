@@ -14,11 +14,11 @@ use super::registration::unknown_pod;
 use crate::error::{Error, Result};
 use crate::fleet::pod::Pod;
 use crate::fleet::presence::SharedPresence;
-use crate::fleet::presence::slots::Records;
-use crate::fleet::rank::saved::{DetachedRank, SavedRank};
+use crate::fleet::rank::saved::{DetachedRank, Records, SavedRank};
 use crate::fleet::snapshot::bytes::Reader;
-use crate::fleet::snapshot::envelope::{Owner, Unfit, Unsealed, begin, open, unfit};
+use crate::fleet::snapshot::envelope::{Owner, Unfit, begin, open, seal, unfit};
 use crate::fleet::state::State;
+use crate::secret::Secret;
 use crate::wire::MAX_RANKS;
 
 /// The part of a snapshot that is text; the tables of the ranks follow it, in their order.
@@ -38,6 +38,37 @@ pub struct Saving {
     columns: VecDeque<usize>,
     records: Records,
     ranks: Vec<SavedRank>,
+}
+
+/// A pod that was saved and is not bytes yet: its text and its seal take as long as the rest, and need no
+/// index.
+#[derive(Debug)]
+pub struct Unsealed {
+    pod: SavedPod,
+    secret: Secret,
+    head: Vec<u8>,
+    tables: Vec<u8>,
+}
+
+impl Unsealed {
+    /// The snapshot.
+    ///
+    /// # Errors
+    /// `InvalidValue` if its text cannot be written.
+    pub fn seal(self) -> Result<Vec<u8>> {
+        let Self {
+            pod,
+            secret,
+            head: mut bytes,
+            tables,
+        } = self;
+        let text = serde_json::to_vec(&pod)
+            .map_err(|error| Error::InvalidValue(format!("a snapshot: {error}")))?;
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text);
+        bytes.extend(tables);
+        Ok(seal(&secret, bytes))
+    }
 }
 
 /// A pod as bytes. `note` is the caller's and comes back with it: what the feed of the pod knows of
@@ -96,19 +127,15 @@ impl Saving {
             pod: name,
             registered: &registered(index, pod),
         };
-        let saved = SavedPod {
-            note: self.note,
-            feeds: pod.feeds.clone(),
-            ranks: self.ranks,
-        };
-        let text = serde_json::to_vec(&saved);
-        let text = text.map_err(|error| Error::InvalidValue(format!("pod {name:?}: {error}")))?;
-        let mut head = begin(&index.options.secret, owner);
-        head.extend((text.len() as u64).to_le_bytes());
-        head.extend(text);
+        let secret = index.options.secret;
         Ok(Unsealed {
-            secret: index.options.secret,
-            head,
+            head: begin(&secret, owner),
+            pod: SavedPod {
+                note: self.note,
+                feeds: pod.feeds.clone(),
+                ranks: self.ranks,
+            },
+            secret,
             tables: self.records.into_bytes(),
         })
     }

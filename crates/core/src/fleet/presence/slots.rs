@@ -35,7 +35,7 @@ use crate::secret::Spreader;
 use channels::Channels;
 
 pub(in crate::fleet) use channels::{Channel, ChannelId, ChannelKey};
-pub(in crate::fleet) use saved::{PlacesRead, Records, SavedSlots};
+pub(in crate::fleet) use saved::{PlacesRead, SavedSlots, SlotBefore};
 
 /// An engine's hash of a block, as the wire's 64-bit integer.
 pub(in crate::fleet) type EngineKey = u64;

@@ -39,7 +39,7 @@ impl Rank {
             return;
         }
         let is_first = self.count_copy(slot, channel, shared);
-        if is_first && self.state.has_doubts && !self.counts(channel) {
+        if is_first && self.slots.channels.has_doubts() && !self.counts(channel) {
             self.drop_doubt(slot, self.slots.channels.get(channel).key, shared.planes);
         }
     }

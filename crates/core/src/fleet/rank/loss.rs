@@ -137,7 +137,6 @@ impl Rank {
             if key.doubted || self.is_cleared(key.tier) {
                 continue;
             }
-            self.state.has_doubts = true;
             let copies = self.slots.copies(slot, channel);
             self.add_doubts(slot, key, copies, shared.planes);
         }
@@ -188,7 +187,6 @@ impl Rank {
         self.forget_silent();
         self.doomed = Vec::new();
         shared.nodes.let_go(self.slots.take_all());
-        self.state.has_doubts = false;
     }
 
     /// Forgets everything, whatever state an interrupted change has left the rank in.

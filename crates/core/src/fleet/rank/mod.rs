@@ -36,8 +36,8 @@ use crate::fleet::pod::catalog::{Catalog, UNGROUPED};
 use crate::fleet::pod::engine_chain::EngineChain;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::Nodes;
-use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
-use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
+use crate::fleet::presence::planes::{Column, Planes};
+use crate::fleet::presence::slots::{ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use crate::fleet::silent::Silent;
 use crate::fleet::state::State;
 use crate::fleet::tier::TierSet;
@@ -296,18 +296,7 @@ impl Rank {
         if let Some(channel) = self.slots.channels.find(key) {
             return channel;
         }
-        let plane = planes.find_or_create(PlaneKey {
-            group: key.group,
-            partial: key.partial,
-            tier: key.tier,
-            doubted: key.doubted,
-            word: self.column.word,
-        });
-        self.slots.channels.add(Channel {
-            key,
-            plane,
-            has_placeholders: false,
-        })
+        (self.slots.channels).add(key, planes, self.column.word)
     }
 
     /// Forgets where a hash without copies stands, if it stands anywhere.

@@ -28,8 +28,6 @@ pub(in crate::fleet) struct RankState {
     /// The tiers of which something was lost, or forgotten to free memory: no copy there can be
     /// excluded. A clear makes the GPU tier, and no other, completely known again.
     pub forgot: TierSet,
-    /// Whether some copies have been in doubt since a clear.
-    pub has_doubts: bool,
     /// Whether a batch is only partly applied. The engine may never have held exactly what is shown
     /// now.
     pub is_midway: bool,

@@ -17,9 +17,10 @@ use crate::fleet::pod::adapters::Adapters;
 use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::SavedChain;
 use crate::fleet::presence::SharedPresence;
+use crate::fleet::presence::nodes::Nodes;
 use crate::fleet::presence::planes::Column;
-use crate::fleet::presence::slots::{PlacesRead, Records, SavedSlots, Slots};
-use crate::fleet::silent::{SavedSilent, Silent};
+use crate::fleet::presence::slots::{PlacesRead, SavedSlots, SlotBefore, SlotId, Slots};
+use crate::fleet::silent::{PageBefore, SavedSilent, Silent};
 use crate::fleet::snapshot::bytes::Reader;
 use crate::secret::Secret;
 
@@ -45,6 +46,68 @@ pub(in crate::fleet) struct SavedRank {
     counts: RankCounts,
 }
 
+/// The records of a pod's ranks, one rank after the other: of each its hashes, then its pages.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct Records {
+    bytes: Vec<u8>,
+    rank: RankRecords,
+}
+
+/// How far the records of one rank are written.
+#[derive(Debug, Default)]
+struct RankRecords {
+    /// Where they begin.
+    start: usize,
+    /// How many there are.
+    written: usize,
+    /// How many hashes were undecided at the first of them.
+    num_undecided: usize,
+    slot: SlotBefore,
+    page: PageBefore,
+}
+
+impl Records {
+    /// Writes so many more records of a rank. Returns whether these were its last.
+    fn write(&mut self, rank: &Rank, nodes: &Nodes, mut most: usize) -> bool {
+        let num_undecided = rank.limbo.num_hashes();
+        let is_first = self.rank.written == 0;
+        if is_first || self.rank.num_undecided != num_undecided {
+            // A question that was asked in between has placed some of them. In one piece, no other can.
+            most = if is_first { most } else { usize::MAX };
+            self.bytes.truncate(self.rank.start);
+            self.rank = RankRecords {
+                start: self.bytes.len(),
+                num_undecided,
+                ..RankRecords::default()
+            };
+        }
+        let num_slots = rank.slots.num_records();
+        let num_pages = rank.silent.as_ref().map_or(0, |silent| silent.num_pages());
+        let end = (num_slots + num_pages).min(self.rank.written.saturating_add(most));
+        for at in self.rank.written..end {
+            self.write_one(rank, nodes, at, num_slots);
+        }
+        self.rank.written = end;
+        end == num_slots + num_pages
+    }
+
+    fn write_one(&mut self, rank: &Rank, nodes: &Nodes, at: usize, num_slots: usize) {
+        let (out, before) = (&mut self.bytes, &mut self.rank);
+        let id = |at: usize| u32::try_from(at).expect("fewer than 2^32 records");
+        match (at.checked_sub(num_slots), &rank.silent) {
+            (Some(page), Some(silent)) => {
+                silent.save_page(id(page), &rank.slots, nodes, &mut before.page, out);
+            }
+            _ => (rank.slots).save_slot(SlotId(id(at)), nodes, &mut before.slot, out),
+        }
+    }
+
+    /// All of them.
+    pub(in crate::fleet) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
 /// A rank that was read and has no column yet.
 #[derive(Debug)]
 pub(in crate::fleet) struct DetachedRank {
@@ -61,14 +124,15 @@ impl SavedRank {
         most: usize,
     ) -> Option<Self> {
         // The next batch would begin with this.
-        rank.forget_doomed(usize::MAX, shared);
+        let forgotten = rank.forget_doomed(most, shared);
+        (forgotten < most).then_some(())?;
+        records.write(rank, shared.nodes, most).then_some(())?;
         shorten_paths(&rank.limbo);
-        // A question that is asked in between may place what is undecided.
-        let is_divisible = rank.limbo.is_empty();
-        let most = if is_divisible { most } else { usize::MAX };
-        records
-            .write(&rank.slots, shared.nodes, most)
-            .then_some(())?;
+        let silent = (rank.silent.as_ref()).map(|silent| silent.saved(&mut records.bytes));
+        records.rank = RankRecords {
+            start: records.bytes.len(),
+            ..RankRecords::default()
+        };
         let Rank {
             dp_rank,
             column: _,
@@ -78,7 +142,7 @@ impl SavedRank {
             effort,
             limbo_limit: _,
             catalog,
-            silent,
+            silent: _,
             chain,
             loras: _,
             adapters,
@@ -98,7 +162,7 @@ impl SavedRank {
             limbo: limbo.clone(),
             effort: effort.clone(),
             catalog: catalog.clone(),
-            silent: silent.as_ref().map(|silent| silent.saved()),
+            silent,
             chain: chain.saved(),
             adapters: adapters.clone(),
             feeds: feeds.clone(),
@@ -127,7 +191,7 @@ impl SavedRank {
             Some(saved) => {
                 let topology = catalog.topology()?;
                 let silent = Silent::new(topology, catalog.config.silent)?;
-                Some(Box::new(silent.restored(saved)?))
+                Some(Box::new(silent.restored(saved, &slots, &places, reader)?))
             }
         };
         let limbo = restored(self.limbo, field, narrows, &mut slots)?;

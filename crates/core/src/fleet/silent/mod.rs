@@ -42,7 +42,7 @@ use marks::{Inserted, LikelyMarks};
 use pages::{PageId, Pages};
 pub(super) use routed::MOST_PAGES;
 use routed::Routes;
-pub(super) use saved::SavedSilent;
+pub(super) use saved::{PageBefore, SavedSilent};
 
 /// What an operator says about the memory of groups that no event tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -184,7 +184,7 @@ impl Pages {
         page.is_some_and(|page| self.is_held(*page))
     }
 
-    fn get(&self, page: PageId) -> &PageNode {
+    pub(super) fn get(&self, page: PageId) -> &PageNode {
         &self.table[page.0 as usize]
     }
 

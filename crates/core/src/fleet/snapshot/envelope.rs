@@ -18,7 +18,7 @@ use crate::secret::Secret;
 
 const MAGIC: &[u8; 8] = b"kvbsnap\n";
 /// The version that is written, and the only one that is read. Every change of what is kept is a new one.
-pub(in crate::fleet) const VERSION: u32 = 1;
+pub(in crate::fleet) const VERSION: u32 = 2;
 const HEADER: usize = 36;
 const SEAL: usize = 32;
 
@@ -104,7 +104,7 @@ impl Owner<'_> {
     }
 }
 
-/// Begins a snapshot; the body is appended, and `Unsealed::seal` ends it.
+/// Begins a snapshot; the body is appended, and `seal` ends it.
 pub(in crate::fleet) fn begin(secret: &Secret, owner: Owner<'_>) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
@@ -114,30 +114,13 @@ pub(in crate::fleet) fn begin(secret: &Secret, owner: Owner<'_>) -> Vec<u8> {
     out
 }
 
-/// A snapshot without its seal, which takes as long as the rest and needs no index.
-#[derive(Debug)]
-pub struct Unsealed {
-    pub(in crate::fleet) secret: Secret,
-    pub(in crate::fleet) head: Vec<u8>,
-    pub(in crate::fleet) tables: Vec<u8>,
-}
-
-impl Unsealed {
-    /// The snapshot.
-    #[must_use]
-    pub fn seal(self) -> Vec<u8> {
-        let Self {
-            secret,
-            head: mut bytes,
-            tables,
-        } = self;
-        bytes.extend(tables);
-        let length = (bytes.len() + SEAL) as u64;
-        bytes[12..20].copy_from_slice(&length.to_le_bytes());
-        let seal = secret.seal(&bytes);
-        bytes.extend(seal);
-        bytes
-    }
+/// Ends a snapshot: writes its length into the header, and appends the seal.
+pub(in crate::fleet) fn seal(secret: &Secret, mut bytes: Vec<u8>) -> Vec<u8> {
+    let length = (bytes.len() + SEAL) as u64;
+    bytes[12..20].copy_from_slice(&length.to_le_bytes());
+    let seal = secret.seal(&bytes);
+    bytes.extend(seal);
+    bytes
 }
 
 /// The body of a snapshot of this pod.

@@ -13,4 +13,4 @@ pub(in crate::fleet) mod bytes;
 pub(in crate::fleet) mod envelope;
 pub(in crate::fleet) mod in_order;
 
-pub use envelope::{Unfit, Unsealed};
+pub use envelope::Unfit;

@@ -166,8 +166,19 @@ class OffloadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
 
     def reset_cache(self) -> bool:
         """Forget all that tiers hold; vLLM asks for it when weights have changed."""
-        self._decisions.offload.reset()
+        self._decisions.reset()
         return True
+
+    def register_finished_partial_tail(
+        self,
+        request: Request,
+        block_ids: tuple[list[int], ...],
+        partial_tail_offloads: list[tuple[int, BlockId, int]],
+    ) -> bool:
+        """Store the states of a request that ends inside a block; return False, as below."""
+        del block_ids
+        self._decisions.note_tail(request, partial_tail_offloads)
+        return False
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]

@@ -9,7 +9,7 @@ not arrive is in the same report as its end. No bytes are here.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from vllm.v1.request import Request
 
 from kvbraid.cache import KeptState
 from kvbraid.errors import UnsupportedError
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.cache.events import told_by_tiers
 from kvbraid.integrations.vllm.cache.requests import extra_keys
 from kvbraid.integrations.vllm.offload.messages import OffloadJobs, OffloadReport, RankFacts
@@ -106,6 +107,7 @@ class SchedulerSide:
         self._metrics: Final = TierMetrics(self.offload, engine)
         self._loads: Final[dict[int, _OpenLoad]] = {}
         self._names: Final[OrderedDict[int, str]] = OrderedDict()  # Of requests, by number.
+        self._tails: Final[list[KeptState]] = []
         self._step = 0
         self._found: Found | None = None  # The latest.
 
@@ -158,7 +160,8 @@ class SchedulerSide:
             if (number := self._cache_manager.find_number(request_id)) is not None
             for each in own
         ]
-        self.offload.end_schedule(self._step, states)
+        self.offload.end_schedule(self._step, self._tails + states)
+        self._tails.clear()
         self.offload.step_ended(self._step)
         self._step += 1
         jobs = tuple(self.offload.take_jobs())
@@ -205,11 +208,24 @@ class SchedulerSide:
 
     # Requests and events.
 
+    def note_tail(self, request: Request, states: Iterable[tuple[int, BlockId, int]]) -> None:
+        """Note states inside blocks, of a request that ends there and is about to be released.
+
+        They are stored with the next step, unless that takes their blocks.
+        """
+        number = self._cache_manager.number_of(request)
+        self._tails.extend(KeptState(number, *state) for state in states)
+
     def finished(self, request: Request) -> None:
         """Note that a request has ended or was aborted."""
         number = self._cache_manager.find_number(request.request_id)
         if number is not None:
             self.offload.forget_request(number)
+
+    def reset(self) -> None:
+        """Forget all that tiers have, or are to get: `OffloadManager.reset`."""
+        self._tails.clear()
+        self.offload.reset()
 
     @property
     def is_busy(self) -> bool:
@@ -217,7 +233,7 @@ class SchedulerSide:
 
         An engine that starts on records publishes them before its first request comes.
         """
-        return self.offload.num_pending > 0 or self.offload.has_news
+        return bool(self._tails) or self.offload.num_pending > 0 or self.offload.has_news
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return what tiers have got and lost since the last call, as vLLM's structures."""

@@ -7,12 +7,13 @@ second at most, while steps are scheduled. Ranks count for themselves, and say t
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 import prometheus_client
 
 from kvbraid.transfer.offload import OffloadManager
-from kvbraid.transfer.rank_counts import DEVICE, RankCounts
+from kvbraid.transfer.rank_counts import DEVICE, SEEN_BY_ALL, RankCounts
 
 _INTERVAL_S: Final = 1.0
 
@@ -35,6 +36,12 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "hung_threads": ("Calls of a tier past their deadlines, over all ranks", ("tier",)),
     "ranks_off": ("Ranks that do not use a tier because calls hang", ("tier",)),
     "ranks_paused": ("Ranks that do not write to a tier for a while", ("tier",)),
+    "ranks_evicting": ("Ranks that keep the limit of a directory", ("tier",)),
+    "ranks_direct": ("Ranks that read and write around the page cache", ("tier",)),
+    "record_bytes": ("Bytes of records, of all ranks", ("tier",)),
+    "directory_bytes": ("Bytes of all records of a directory", ("tier",)),
+    "directory_limit_bytes": ("Most bytes of all records of a directory", ("tier",)),
+    "directory_ignored": ("Names in a directory that are nobody's", ("tier",)),
 }
 """The same of what is so now."""
 
@@ -89,10 +96,11 @@ class TierMetrics:
             yield ("blocks", tier), blocks
 
     def _of_ranks(self) -> Iterator[_Reading]:
-        """Yield the sums of what ranks have counted."""
+        """Yield the sums of what ranks have counted, and what each of them sees of the same."""
         total = Counter[tuple[str, ...]]()
-        for counts in self._ranks.values():
-            total.update(counts)
+        for key, number in chain.from_iterable(own.items() for own in self._ranks.values()):
+            is_one = key[0] in SEEN_BY_ALL
+            total[key] = max(total[key], number) if is_one else total[key] + number
         yield from total.items()
 
 

@@ -54,6 +54,7 @@ class WorkerSide:
         self._settings: Final = settings
         self._rank: Final = config.parallel_config.rank
         self._stores: dict[str, RecordStore] = {}
+        self._disks: dict[str, DiskTier] = {}
         self._next_scan = self._next_count = 0.0
         self._counted: RankCounts = {}
         self._complained: set[str] = set()
@@ -89,9 +90,11 @@ class WorkerSide:
         settings = self._settings
         assert settings.disk_directory is not None
         assert settings.disk_bytes is not None
+        tier = DiskTier(settings.disk_directory, max_bytes=settings.disk_bytes)
+        self._disks[DISK] = tier
         return RecordStore(
             DISK,
-            DiskTier(settings.disk_directory, max_bytes=settings.disk_bytes),
+            tier,
             namespace=namespace_of(self._config, layout, self._rank),
             used_bytes=slots.used_bytes,
             options=StoreOptions(
@@ -148,7 +151,8 @@ class WorkerSide:
             return {}
         self._next_count = now + _COUNT_INTERVAL_S
         self._complain()
-        before, self._counted = self._counted, rank_counts(self._running, self._stores)
+        before = self._counted
+        self._counted = rank_counts(self._running, self._stores, self._disks)
         return {key: num for key, num in self._counted.items() if before.get(key) != num}
 
     def _complain(self) -> None:

@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::fleet::presence::planes::PlaneId;
+use crate::fleet::presence::planes::{PlaneId, PlaneKey, Planes};
 use crate::fleet::tier::Tier;
 
 /// Index of a channel.
@@ -93,16 +93,27 @@ impl Channels {
         self.all.len() >= MAX_CHANNELS
     }
 
-    /// Adds a channel that does not exist yet.
-    pub(crate) fn add(&mut self, channel: Channel) -> ChannelId {
+    /// Adds a channel that does not exist yet, for a rank with this word in the planes.
+    pub(crate) fn add(&mut self, key: ChannelKey, planes: &mut Planes, word: u16) -> ChannelId {
         let id = u16::try_from(self.all.len()).expect("few channels, and twins of them");
         let id = ChannelId(id);
-        self.all.push(channel);
-        self.by_key.insert(channel.key, id);
-        self.num_doubted += usize::from(channel.key.doubted);
-        self.has_interior_on_gpu |= channel.key.partial && channel.key.tier == Tier::Gpu;
-        if !self.planes.contains(&channel.plane) {
-            self.planes.push(channel.plane);
+        let plane = planes.find_or_create(PlaneKey {
+            group: key.group,
+            partial: key.partial,
+            tier: key.tier,
+            doubted: key.doubted,
+            word,
+        });
+        self.all.push(Channel {
+            key,
+            plane,
+            has_placeholders: false,
+        });
+        self.by_key.insert(key, id);
+        self.num_doubted += usize::from(key.doubted);
+        self.has_interior_on_gpu |= key.partial && key.tier == Tier::Gpu;
+        if !self.planes.contains(&plane) {
+            self.planes.push(plane);
         }
         id
     }

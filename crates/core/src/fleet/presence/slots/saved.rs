@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
-    Channel, ChannelId, ChannelKey, Channels, Counts, LimboId, NOWHERE, Slot, SlotId, Slots,
+    ChannelId, ChannelKey, Channels, Counts, EngineKey, LimboId, NOWHERE, Slot, SlotId, Slots,
     Whereabouts, decode, encode,
 };
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::{NodeId, Nodes, Place};
-use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
+use crate::fleet::presence::planes::{Column, Planes};
 use crate::fleet::presence::sharing::Sharing;
 use crate::fleet::snapshot::bytes::{Reader, put_small};
-use crate::prefix::is_key;
+use crate::prefix::{PrefixKey, is_key};
 use crate::secret::Spreader;
 
 /// The slot belongs to a hash.
@@ -66,46 +66,15 @@ pub(in crate::fleet) struct PlacesRead {
     sharing: Sharing,
 }
 
-/// The records of the tables of a pod's ranks, one after the other.
-#[derive(Debug, Default)]
-pub(in crate::fleet) struct Records {
-    bytes: Vec<u8>,
-    /// The slot whose record comes next.
-    next: usize,
-    before: Before,
-}
-
-impl Records {
-    /// Writes so many more records of a table. Returns whether these were its last.
-    pub(in crate::fleet) fn write(&mut self, slots: &Slots, nodes: &Nodes, most: usize) -> bool {
-        let end = slots.table.len().min(self.next.saturating_add(most));
-        for at in self.next..end {
-            let id = SlotId(u32::try_from(at).expect("fewer than 2^32 hashes"));
-            slots.save_slot(id, nodes, &mut self.before, &mut self.bytes);
-        }
-        self.next = end;
-        let is_whole = end == slots.table.len();
-        if is_whole {
-            (self.next, self.before) = (0, Before::default());
-        }
-        is_whole
-    }
-
-    /// All of them.
-    pub(in crate::fleet) fn into_bytes(self) -> Vec<u8> {
-        self.bytes
-    }
-}
-
 /// What the record before said.
 #[derive(Debug, Default)]
-struct Before {
+pub(in crate::fleet) struct SlotBefore {
     tokens: u32,
     step: u32,
     copies: Counts,
 }
 
-impl Before {
+impl SlotBefore {
     fn go_to(&mut self, tokens: u32) {
         if tokens > self.tokens {
             self.step = tokens - self.tokens;
@@ -143,7 +112,33 @@ impl Slots {
         }
     }
 
-    fn save_slot(&self, id: SlotId, nodes: &Nodes, before: &mut Before, out: &mut Vec<u8>) {
+    /// How many records the table has.
+    pub(in crate::fleet) fn num_records(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The hash of a slot, if it has one.
+    pub(in crate::fleet) fn hash_in(&self, slot: SlotId) -> Option<EngineKey> {
+        let slot = self.table.get(slot.0 as usize)?;
+        (slot.place != NOWHERE).then_some(slot.key)
+    }
+
+    /// The key of the prefix at which the hash of a slot stands, if it is placed.
+    pub(in crate::fleet) fn prefix(&self, slot: SlotId, nodes: &Nodes) -> Option<PrefixKey> {
+        match self.whereabouts(slot) {
+            Whereabouts::Placed(node) => Some(nodes.place(node).prefix),
+            Whereabouts::Limbo(_) => None,
+        }
+    }
+
+    /// Writes the record of a slot.
+    pub(in crate::fleet) fn save_slot(
+        &self,
+        id: SlotId,
+        nodes: &Nodes,
+        before: &mut SlotBefore,
+        out: &mut Vec<u8>,
+    ) {
         let Slot {
             key,
             mask: _,
@@ -216,7 +211,7 @@ impl Slots {
             places: Vec::new(),
             sharing,
         };
-        let mut before = Before::default();
+        let mut before = SlotBefore::default();
         for id in 0..num_slots {
             places.read_slot(SlotId(id), &mut slots, &mut before, reader)?;
         }
@@ -264,11 +259,17 @@ impl Slots {
 }
 
 impl PlacesRead {
+    /// As `Slots::prefix`, before the table has boundaries.
+    pub(in crate::fleet) fn prefix(&self, slots: &Slots, slot: SlotId) -> Option<PrefixKey> {
+        let place = slots.table.get(slot.0 as usize)?.place;
+        self.places.get(place as usize).map(|place| place.prefix)
+    }
+
     fn read_slot(
         &mut self,
         id: SlotId,
         slots: &mut Slots,
-        before: &mut Before,
+        before: &mut SlotBefore,
         reader: &mut Reader<'_>,
     ) -> Option<()> {
         let tag = reader.byte()?;
@@ -311,7 +312,12 @@ impl PlacesRead {
     }
 
     /// Reads a place, and returns its number.
-    fn read_place(&mut self, tag: u8, before: &mut Before, reader: &mut Reader<'_>) -> Option<u32> {
+    fn read_place(
+        &mut self,
+        tag: u8,
+        before: &mut SlotBefore,
+        reader: &mut Reader<'_>,
+    ) -> Option<u32> {
         let prefix = reader.u64()?;
         let boundary = if tag & NEXT == 0 {
             reader.small()?
@@ -392,24 +398,11 @@ impl Channels {
             if channels.find(key).is_some() || channels.len() >= usize::from(u16::MAX) {
                 return None;
             }
-            let plane = planes.find_or_create(PlaneKey {
-                group: key.group,
-                partial: key.partial,
-                tier: key.tier,
-                doubted: key.doubted,
-                word,
-            });
-            channels.add(Channel {
-                key,
-                plane,
-                has_placeholders: false,
-            });
+            channels.add(key, planes, word);
         }
         for &channel in placeholders {
-            channels
-                .all
-                .get_mut(usize::from(channel.0))?
-                .has_placeholders = true;
+            let channel = channels.all.get_mut(usize::from(channel.0))?;
+            channel.has_placeholders = true;
         }
         Some(channels)
     }

@@ -9,7 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-PATH = "/apis/discovery.k8s.io/v1/namespaces/inference/endpointslices"
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/inference/endpointslices"
+PODS = "/api/v1/namespaces/inference/pods"
+POOL = "/apis/inference.networking.k8s.io/v1/namespaces/inference/inferencepools/engines"
+
+
+def encoded(value: object) -> bytes:
+    return json.dumps(value).encode()
 
 
 def endpoint(number: int, *, ready: bool = True, terminating: bool = False) -> dict[str, Any]:
@@ -30,17 +36,53 @@ def a_slice(name: str, *endpoints: dict[str, Any], version: int = 1) -> dict[str
     }
 
 
+def a_pod(number: int, *, ready: bool = True, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A pod as kubelets write it; `more` are further fields of its status."""
+    ports = [{"name": "http", "containerPort": 8000}, {"name": "events", "containerPort": 5557}]
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": f"engine-{number}",
+            "resourceVersion": "1",
+            "labels": {"app": "vllm"},
+        },
+        "spec": {"containers": [{"name": "engine", "ports": ports}, {"name": "other"}]},
+        "status": {
+            "phase": "Running",
+            "podIP": f"10.0.{number >> 8}.{number & 255}",
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "Ready", "status": str(ready)},
+            ],
+            **more,
+        },
+    }
+
+
+def that_goes(pod: dict[str, Any]) -> dict[str, Any]:
+    """A pod that was asked to go."""
+    return pod | {"metadata": pod["metadata"] | {"deletionTimestamp": "2026-11-27T20:00:00Z"}}
+
+
+def a_pool(*ports: int, **labels: str) -> dict[str, Any]:
+    selector = {"matchLabels": labels or {"app": "vllm"}}
+    target_ports = [{"number": port} for port in ports or (8000,)]
+    return {"kind": "InferencePool", "spec": {"selector": selector, "targetPorts": target_ports}}
+
+
 class FakeApi:
     """What it answers is changed while it runs.
 
-    `token`: what it takes. `slices`: what a list holds. `tell`: puts a change, or bytes, into the
-    watch; `close` ends it in the middle. `gone`: so many watches are answered with 410.
-    `answers`: called instead of everything else.
+    `token`: what it takes. `objects`: what a list at `path` holds. `pool`: what is at POOL.
+    `tell`: puts a change, or bytes, into the watch; `close` ends it in the middle. `gone`: so many
+    watches are answered with 410. `answers`: called instead of everything else.
     """
 
     def __init__(self) -> None:
         self.token = "first"
-        self.slices: list[Any] = []
+        self.path = SLICES
+        self.objects: list[Any] = []
+        self.pool: Any = None
         self.version = 1
         self.page = 1000
         self.gone = 0
@@ -101,11 +143,15 @@ class FakeApi:
                 thread.join()
 
     def _answer(self, call: BaseHTTPRequestHandler) -> None:
-        asked = {name: values[0] for name, values in parse_qs(urlsplit(call.path).query).items()}
-        self.asked.append(asked)
+        path, query = urlsplit(call.path)[2:4]
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        if path != POOL:
+            self.asked.append(asked)
         if call.headers["authorization"] != f"Bearer {self.token}":
             self.send(call, b"{}", 401)
-        elif urlsplit(call.path).path != PATH:
+        elif path == POOL and self.pool is not None:
+            self.send(call, json.dumps(self.pool).encode())
+        elif path != self.path:
             self.send(call, b"{}", 404)
         elif "watch" in asked:
             self._watch(call)
@@ -113,9 +159,9 @@ class FakeApi:
             first = int(asked.get("continue", 0))
             last = first + self.page
             metadata = {"resourceVersion": str(self.version)}
-            if last < len(self.slices):
+            if last < len(self.objects):
                 metadata["continue"] = str(last)
-            listed = {"metadata": metadata, "items": self.slices[first:last]}
+            listed = {"metadata": metadata, "items": self.objects[first:last]}
             self.send(call, json.dumps(listed).encode())
 
     def _watch(self, call: BaseHTTPRequestHandler) -> None:
