@@ -1,9 +1,7 @@
 """Replicas through a real nats-server, and what becomes of their choices on bad days."""
 
 import signal
-import threading
 from pathlib import Path
-from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 
@@ -146,23 +144,3 @@ def test_a_subject_that_is_forbidden_is_counted(tmp_path: Path) -> None:
         with replicas(a):
             assert comes(lambda: a.said("refused") > 0)
             assert a.choose().rank[0] in PODS
-
-
-class Other(BaseRequestHandler):
-    """A server of another protocol."""
-
-    def handle(self) -> None:
-        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-
-def test_a_server_of_something_else_is_no_server() -> None:
-    with ThreadingTCPServer(("127.0.0.1", 0), Other) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        try:
-            a = Replica(f"nats://127.0.0.1:{other.server_address[1]}", "a")
-            with replicas(a):
-                assert comes(lambda: a.said("failed") > 1)
-                assert "books apart" in a.problem
-                assert a.choose().rank[0] in PODS
-        finally:
-            other.shutdown()

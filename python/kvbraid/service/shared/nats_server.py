@@ -171,6 +171,7 @@ async def _close(client: Client) -> None:
     # If the client could not send its last bytes, it has left the socket open.
     if client._transport is not None:
         client._transport.close()  # type: ignore[no-untyped-call]
+        await asyncio.sleep(0)  # The loop closes it in its next turn.
 
 
 def _first_line(file: str | None) -> str | None:
