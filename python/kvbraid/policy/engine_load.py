@@ -2,8 +2,8 @@
 
 Invariant: a reading counts until it is `age_s` old. Of what an engine counted, our own requests
 and those of other replicas are subtracted as they were then, so a request that came through one of
-them counts once. One that
-ends just then may still be in the engine's number, so the smaller of two readings counts.
+them counts once. One that ends just then may still be in the engine's number, so the smaller of
+two readings counts.
 """
 
 from collections import OrderedDict

@@ -148,6 +148,7 @@ def sharing(config: FleetConfig, service: Service) -> Iterator[None]:
         try:
             asyncio.run(share())
         except Exception:
+            server.problem = "what is shared has failed, as the log says"
             _LOGGER.exception("nothing is shared any more")
         finally:
             is_ready.set()
