@@ -162,7 +162,7 @@ class Topology:
     `alignment` and `hash_block_size` default to the least common multiple and the greatest
     common divisor of the groups' block sizes (vLLM's own defaults). `partial_hits` says whether
     hits may end inside blocks. None leaves it open: there are none, but where a pod's events show
-    states inside blocks its answers are bounds.
+    states inside blocks, or copies that may be such, its answers are bounds.
     """
 
     groups: tuple[GroupSpec, ...]

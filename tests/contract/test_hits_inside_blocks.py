@@ -1,10 +1,12 @@
 """Nobody said whether an engine has hits inside blocks: where that matters, answers are bounds."""
 
+from dataclasses import replace
+
 import pytest
 from kvbraid.fleet.request import Request
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.contract.prompts import FULL, MODEL, TEXT, Bound, Group, an_index, answer, tell
+from tests.contract.prompts import FULL, MODEL, TEXT, Bound, Group, Text, an_index, answer, tell
 
 COARSE = Group(idx=0, block=64)
 STATE = Group(idx=1, kind="mamba", block=64)
@@ -43,6 +45,30 @@ def test_a_pod_of_which_nothing_was_said_names_the_setting() -> None:
     assert "set partial_hits" in row.reason
     tell(index, *TEXT.removed(STATE_PART, [4]))
     assert answer(index) == (128, 128)
+
+
+@pytest.mark.parametrize("groups", [(), CONFIGURED[1:]], ids=["learned", "configured"])
+@pytest.mark.parametrize(
+    ("partial_hits", "bound"),
+    [(True, (128, 160)), (False, (128, 128)), (None, (128, 160))],
+    ids=["on", "off", "left out"],
+)
+def test_a_copy_told_by_hash_alone_may_be_of_a_state_inside_a_block(
+    partial_hits: bool | None, bound: Bound, groups: tuple[GroupSpec, ...]
+) -> None:
+    """Nobody knows where on the prompt it stands, or whether it stands there at all."""
+    index = an_index(Topology(groups=groups, hash_block_size=32, partial_hits=partial_hits))
+    state = replace(STATE, idx=0)
+    tell(index, TEXT.stored(state))
+    asked, tiers = TEXT.tokens[:162], ["gpu", "cpu"]
+    assert answer(index, asked, tiers=tiers) == (128, 128)
+    elsewhere = Text(seed=1)
+    untold = {"token_ids": (), "block_size": 0, "medium": "CPU"}
+    tell(index, elsewhere.stored(state, range(1), **untold))
+    assert answer(index, asked, tiers=tiers) == bound
+    assert answer(index, asked) == (128, 128)
+    tell(index, *elsewhere.removed(state, range(1), medium="CPU"))
+    assert answer(index, asked, tiers=tiers) == (128, 128)
 
 
 def test_parts_of_attention_alone_make_no_difference() -> None:

@@ -126,7 +126,7 @@ impl Model {
         self.classes = None;
         self.roster = None;
         let rank = self.ranks[index].as_ref();
-        if let Some(step) = rank.and_then(|rank| rank.catalog.finest_step()) {
+        if let Some(step) = rank.and_then(Rank::finest_step) {
             self.steps.note(step);
         }
     }
@@ -233,7 +233,7 @@ impl Model {
         let mut classes: Vec<Class> = Vec::new();
         let mut known: HashMap<(View, u16), usize> = HashMap::new();
         for rank in self.ranks.iter().flatten() {
-            let Some(view) = rank.catalog.view() else {
+            let Some(view) = rank.view() else {
                 continue;
             };
             let Column { word, bit } = rank.column;

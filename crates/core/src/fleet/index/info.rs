@@ -53,7 +53,7 @@ pub struct GroupInfo {
 
 /// What is known of one rank.
 pub(super) fn info(pod: &str, model: &str, rank: &Rank, planes: &Planes, bytes: usize) -> RankInfo {
-    let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
+    let groups = rank.view().map_or_else(Vec::new, |view| {
         let pairs = view.groups.iter().zip(view.topology.groups);
         pairs
             .map(|(&group, spec)| GroupInfo {

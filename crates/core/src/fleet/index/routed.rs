@@ -91,7 +91,7 @@ impl Index {
             page: 0,
         };
         let has_lora = request.prompt.lora().is_some();
-        let view = rank.catalog.view().filter(|_| !has_lora);
+        let view = rank.view().filter(|_| !has_lora);
         let space_page = view.map_or(0, |view| view.space_page);
         let mut tokens = [request.prompt.tokens, produced].concat();
         if request.prompt.media.is_empty() {

@@ -328,7 +328,7 @@ impl<'a> Slice<'a> {
         };
         let channel = self.rank.channel_of_store(key, self.shared.planes);
         if let (0, Some(channel)) = (stored.block_size, channel) {
-            self.rank.slots.channels.note_placeholder(channel);
+            self.learned |= self.rank.slots.channels.note_placeholder(channel);
         }
         self.progress.target = Target::Channel(channel);
         channel

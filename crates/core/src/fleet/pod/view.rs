@@ -19,8 +19,8 @@ const UNGROUPED_EVENTS: &str = "events have no group_idx, so they may be of seve
                                 pod's groups";
 const SHORT: &str = "no prompt was of four blocks yet, so a group with larger blocks may have told \
                      nothing; until one is, list the pod's groups";
-const INSIDE: &str = "states are saved inside blocks, so hits may end there; set partial_hits to true or \
-                      false";
+const INSIDE: &str = "states are saved inside blocks, or are told by hash alone and may be, so hits may \
+                      end there; set partial_hits to true or false";
 const UNTOLD: &str = "the engine does not tell of all of its groups";
 const UNKNOWN_GROUP: &str = "the kind, window or chunk of a group is not known; give the pod's \
                              model_config, or list its groups";
@@ -115,9 +115,10 @@ impl View {
 }
 
 impl Catalog {
-    /// The view of the pod; `None` while no group is known, which means that the pod holds nothing.
+    /// The view of a pod whose copies in these groups may be placeholders; `None` while no group is
+    /// known, which means that the pod holds nothing.
     #[must_use]
-    pub(in crate::fleet) fn view(&self) -> Option<View> {
+    pub(in crate::fleet) fn view(&self, placeholders: &[u16]) -> Option<View> {
         let mut view = match self.configured_groups() {
             Some(groups) => self.configured_view(groups),
             None => self.learned_view()?,
@@ -138,39 +139,43 @@ impl Catalog {
             let likely = self.silent_view(&view, LIKELY)?;
             Some(Box::new(SilentViews { certain, likely }))
         });
-        view.inside = self.inside_view(&view).map(Box::new);
+        view.inside = self.inside_view(&view, placeholders).map(Box::new);
         Some(view)
     }
 
-    /// The boundaries at which the pod's hashes may stand; `None` while no group is known.
+    /// The boundaries at which the hashes of a pod with this view may stand.
     #[must_use]
-    pub(in crate::fleet) fn finest_step(&self) -> Option<KeyStep> {
-        let view = self.view()?;
-        let unit = view.finest_unit(self.grain());
-        Some(KeyStep {
-            unit,
+    pub(in crate::fleet) fn finest_step(&self, view: &View) -> KeyStep {
+        KeyStep {
+            unit: view.finest_unit(self.grain()),
             ..view.step()
-        })
+        }
     }
 
     /// The same pod with hits inside blocks. Only a state between two multiples of the alignment can
-    /// make a difference, because a hit ends where each group of states has one. An engine whose
-    /// windows have larger blocks than its hashes has no such hits.
-    fn inside_view(&self, view: &View) -> Option<View> {
+    /// make a difference, because a hit ends where each group of states has one. A placeholder may be
+    /// of a state at any hash. An engine whose windows have larger blocks than its hashes has no such
+    /// hits.
+    fn inside_view(&self, view: &View, placeholders: &[u16]) -> Option<View> {
         if !self.config.may_hit_inside {
             return None;
         }
         let grains = || {
             let groups = view.topology.groups.iter().zip(&view.groups);
             let reused = groups.filter(|(g, _)| g.prefix_cacheable && !g.kind.is_never_reused());
-            reused.map(|(g, &index)| (g, self.grain_of(index, g.block_size)))
+            reused.map(|(g, &index)| (g, index, self.grain_of(index, g.block_size)))
         };
-        let finest = grains().map(|(_, grain)| grain).fold(0, gcd);
+        let finest = grains().map(|(.., grain)| grain).fold(0, gcd);
         let hash = gcd(finest, view.topology.hash_block_size);
-        let is_inside = |(g, grain): (&GroupSpec, u32)| {
-            g.kind == SpecKind::Mamba && !grain.is_multiple_of(view.topology.alignment)
+        let is_inside = |(g, index, grain): (&GroupSpec, u16, u32)| {
+            let step = if placeholders.contains(&index) {
+                hash
+            } else {
+                grain
+            };
+            g.kind == SpecKind::Mamba && !step.is_multiple_of(view.topology.alignment)
         };
-        let is_able = |(g, _): (&GroupSpec, u32)| {
+        let is_able = |(g, ..): (&GroupSpec, u16, u32)| {
             g.kind.is_full() || g.kind == SpecKind::Mamba || g.block_size <= finest
         };
         if !(grains().any(is_inside) && grains().all(is_able)) {
@@ -231,11 +236,8 @@ impl Catalog {
     }
 
     /// Why the groups make the pod's answers bounds, in words that name the remedy; empty if they
-    /// do not.
-    pub(in crate::fleet) fn reason_of_bound(&self) -> &'static str {
-        let Some(view) = self.view() else {
-            return "";
-        };
+    /// do not. The pod has this view.
+    pub(in crate::fleet) fn reason_of_bound(&self, view: &View) -> &'static str {
         let is_learned = !self.is_configured();
         let doubts = [
             (self.config.full_reports, REPORTS),
@@ -308,7 +310,8 @@ impl Catalog {
         topology.hash_block_size = self.grain().max(1);
         if let Some(template) = template {
             topology.partial_hits = template.partial_hits;
-            if template.partial_hits && template.hash_block_size > 1 {
+            let may_hit_inside = template.partial_hits || self.config.may_hit_inside;
+            if may_hit_inside && template.hash_block_size > 1 {
                 // Hits may end where nothing was stored yet. 1 stands for a size that was not
                 // given.
                 topology.hash_block_size = gcd(topology.hash_block_size, template.hash_block_size);

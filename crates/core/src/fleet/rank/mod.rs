@@ -30,10 +30,12 @@ use smallvec::SmallVec;
 
 use crate::fleet::effort::{Effort, MOST_EFFORT_KEPT};
 use crate::fleet::keys::prompt::Prompt;
+use crate::fleet::keys::step::KeyStep;
 use crate::fleet::limbo::{Limbo, LimboContext, PlacedBy};
 use crate::fleet::pod::adapters::{Adapters, Load};
 use crate::fleet::pod::catalog::{Catalog, UNGROUPED};
 use crate::fleet::pod::engine_chain::EngineChain;
+use crate::fleet::pod::view::View;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::Nodes;
 use crate::fleet::presence::planes::{Column, Planes};
@@ -161,9 +163,23 @@ impl Rank {
     pub(in crate::fleet) fn reason_of_bound(&self) -> String {
         let reason = self.reason();
         if reason.is_empty() {
-            return self.catalog.reason_of_bound().to_owned();
+            let of_view = |view| self.catalog.reason_of_bound(&view).to_owned();
+            return self.view().map_or_else(String::new, of_view);
         }
         reason
+    }
+
+    /// What the rule is evaluated with for the rank; `None` while no group is known.
+    #[must_use]
+    pub(in crate::fleet) fn view(&self) -> Option<View> {
+        let placeholders = self.slots.channels.groups_of_placeholders();
+        self.catalog.view(&placeholders)
+    }
+
+    /// The boundaries at which the rank's hashes may stand; `None` while no group is known.
+    #[must_use]
+    pub(in crate::fleet) fn finest_step(&self) -> Option<KeyStep> {
+        self.view().map(|view| self.catalog.finest_step(&view))
     }
 
     /// Whether what the rank is known to hold is certainly there (`RankState::can_promise`).

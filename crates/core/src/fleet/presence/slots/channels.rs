@@ -66,9 +66,16 @@ impl Channels {
         self.by_key.get(&key).copied()
     }
 
-    /// Notes that a channel counts a copy of whose size nothing was told.
-    pub(crate) fn note_placeholder(&mut self, channel: ChannelId) {
-        self.all[channel.0 as usize].has_placeholders = true;
+    /// Notes that a channel counts a copy of whose size nothing was told. Returns true if it is the
+    /// channel's first.
+    pub(crate) fn note_placeholder(&mut self, channel: ChannelId) -> bool {
+        !std::mem::replace(&mut self.all[channel.0 as usize].has_placeholders, true)
+    }
+
+    /// The groups of which some copy may be a placeholder; one may come several times.
+    pub(crate) fn groups_of_placeholders(&self) -> Vec<u16> {
+        let found = self.all.iter().filter(|channel| channel.has_placeholders);
+        found.map(|channel| channel.key.group).collect()
     }
 
     /// The channels that have placeholders.
