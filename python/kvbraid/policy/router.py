@@ -38,6 +38,9 @@ BUSIEST: Final = 0.95
 LONGEST_GAP_S: Final = 60.0
 """A longer pause between two requests counts as one of this length: a night is no arrival rate."""
 
+SHORTEST_GAP_S: Final = 1e-6
+"""A shorter mean gap counts as one of this length: requests of one moment have a finite rate."""
+
 _ALL_TIERS: Final = tuple(tier.value for tier in Tier)
 _NO_ROWS: Final = frozenset[int]()
 _LEAST_URGENT: Final = sys.maxsize
@@ -440,7 +443,7 @@ class Router:
             waiting_tokens=loads.waiting_tokens,
             usage=usage,
             busy=min(load.busy, BUSIEST),
-            rate=1 / (load.gap_s * num) if load.gap_s else 0.0,
+            rate=1 / (max(load.gap_s, SHORTEST_GAP_S) * num) if load.gap_s else 0.0,
             seconds=seconds,
             chance=self._chance,
         )

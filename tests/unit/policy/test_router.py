@@ -1,6 +1,7 @@
 """The router over a real index: what is booked, promised, released, left out and preferred."""
 
 from collections import Counter
+from math import isfinite
 from random import Random
 
 import pytest
@@ -301,6 +302,15 @@ def test_load_is_averaged_over_arrivals() -> None:
     assert view.rate == pytest.approx(10 / 3)
     later = routes.pick("x", prompt(), now=1e9, candidates=one).view
     assert later.rate > 1 / 60
+
+
+def test_requests_of_one_moment_have_a_finite_rate() -> None:
+    routes = router(fleet())
+    routes.pick("0", prompt(), now=0.0)
+    for number in range(1, 4):
+        decision = routes.pick(str(number), prompt(5000 * number), now=1e-320)
+        assert all(map(isfinite, decision.costs))
+    assert decision.view.rate == pytest.approx(1e6 / len(PODS))
 
 
 def test_a_decision_has_the_terms_of_every_candidate_and_says_whose_seconds_they_are() -> None:

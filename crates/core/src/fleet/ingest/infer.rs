@@ -302,22 +302,38 @@ impl Rank {
         self.channel(inferred(base + group.index, tier), planes)
     }
 
-    /// Panics unless what is likely of silent groups is shown by copies.
+    /// Panics unless what is likely of silent groups is shown by copies, at pages that events tell of.
     pub(in crate::fleet) fn check_silent(&self) {
         let Some(silent) = &self.silent else {
             return;
         };
         silent.check_integrity();
+        assert!(self.has_pages(), "a held page has a copy on the GPU");
         assert!(self.shows_marks(), "a marked page has a copy");
     }
 
-    /// Whether each page at which something is likely has a copy that shows it.
+    /// Whether each page that is held has a copy of which an event told: it keeps the hash known, at which
+    /// a mark is shown later.
+    pub(in crate::fleet) fn has_pages(&self) -> bool {
+        let is_told = |channel: ChannelId| {
+            let key = self.slots.channels.get(channel).key;
+            key.group < CERTAIN && key.tier == Tier::Gpu
+        };
+        let mut held = self.silent.iter().flat_map(|silent| silent.held());
+        held.all(|hash| {
+            let slot = self.slots.find(hash);
+            slot.is_some_and(|slot| self.slots.held_channels(slot).any(is_told))
+        })
+    }
+
+    /// Whether each page at which something is likely has a copy that shows it, or soon will.
     pub(in crate::fleet) fn shows_marks(&self) -> bool {
         let mut marked = self.silent.iter().flat_map(|silent| silent.marked());
-        marked.all(|(group, hash)| {
+        marked.all(|(group, hash, unshown)| {
             let channel = self.slots.channels.find(inferred(group, Tier::Gpu));
             let held = self.slots.find(hash).zip(channel);
-            held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel))
+            let is_shown = held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel));
+            unshown.unwrap_or(is_shown)
         })
     }
 

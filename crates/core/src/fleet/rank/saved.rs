@@ -218,7 +218,7 @@ impl SavedRank {
             is_format_confirmed: self.is_format_confirmed,
             counts: self.counts,
         };
-        rank.shows_marks().then_some(DetachedRank { rank, places })
+        (rank.has_pages() && rank.shows_marks()).then_some(DetachedRank { rank, places })
     }
 }
 
@@ -228,6 +228,10 @@ impl DetachedRank {
         let Self { rank, places } = self;
         let mut rank = Rank { column, ..rank };
         places.attach(&mut rank.slots, column, shared);
+        // Nobody else would before the next batch, which may leave marks of its own.
+        if rank.silent.as_ref().is_some_and(|it| it.has_unshown()) {
+            rank.show_some(usize::MAX, shared);
+        }
         rank
     }
 }
