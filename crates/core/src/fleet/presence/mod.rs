@@ -5,6 +5,7 @@
 //! - `sharing`: bits that several hashes of a rank set;
 //! - `planes`: a bit for each node and rank, by group and tier;
 //! - `nodes`: one boundary of one prefix, shared by all pods;
+//! - `usual`: the hash that pods of one seed give a boundary;
 //! - `moved`: where the end of a table moved.
 
 pub(in crate::fleet) mod moved;
@@ -13,6 +14,7 @@ pub(in crate::fleet) mod planes;
 pub(in crate::fleet) mod presence_bits;
 pub(in crate::fleet) mod sharing;
 pub(in crate::fleet) mod slots;
+mod usual;
 
 use nodes::Nodes;
 use planes::Planes;

@@ -134,7 +134,8 @@ impl RequestSearch<'_, '_> {
         let is_ambiguous = |node: &Option<NodeId>| {
             let key = node.map(|node| self.model.nodes.key(node));
             key.is_some_and(|key| {
-                sharing.is_ambiguous(key) || load.is_some_and(|load| !rank.holds_of(load, key, set))
+                sharing.is_ambiguous(key)
+                    || load.is_some_and(|load| !rank.holds_of(load, key, set, &self.model.nodes))
             })
         };
         let nodes = &self.prompt_keys[class_query.keys].nodes;

@@ -99,7 +99,7 @@ impl RequestSearch<'_, '_> {
             let matches: Vec<(EngineKey, usize)> = rank
                 .limbo
                 .slots()
-                .map(|slot| rank.slots.key(slot))
+                .map(|slot| rank.slots.key(slot, &self.model.nodes))
                 .filter_map(|key| by_key.get(&key).map(|&i| (key, i)))
                 .collect();
             if matches.is_empty() {
@@ -116,7 +116,7 @@ impl RequestSearch<'_, '_> {
                         ahead: keys.ahead(i).unwrap_or(0),
                         salt,
                     };
-                    Naming::place(rank, key, place);
+                    Naming::place(rank, key, place, shared.nodes);
                 }
                 rank.solve_for_query(shared, &effort);
             });

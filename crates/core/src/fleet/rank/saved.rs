@@ -17,6 +17,7 @@ use crate::fleet::pod::adapters::Adapters;
 use crate::fleet::pod::catalog::Catalog;
 use crate::fleet::pod::engine_chain::SavedChain;
 use crate::fleet::presence::SharedPresence;
+use crate::fleet::presence::nodes::Nodes;
 use crate::fleet::presence::planes::Column;
 use crate::fleet::presence::slots::{PlacesRead, Records, SavedSlots, Slots};
 use crate::fleet::silent::{SavedSilent, Silent};
@@ -154,7 +155,8 @@ impl SavedRank {
             is_format_confirmed: self.is_format_confirmed,
             counts: self.counts,
         };
-        rank.shows_marks().then_some(DetachedRank { rank, places })
+        rank.shows_marks(&Nodes::new(secret))
+            .then_some(DetachedRank { rank, places })
     }
 }
 

@@ -1,0 +1,112 @@
+//! The usual hash of a node: engines with one seed give a block one hash, so it is kept once for all
+//! their ranks, and not in the table of each.
+//!
+//! The first rank that names a node gives it its usual hash. No two nodes have the same one, so whoever
+//! names a hash at wrong nodes makes no look-up of it longer. A rank of which a hash is not the usual
+//! one of its node keeps it itself (`slots::own`).
+
+use super::moved::idle_in_table;
+use super::nodes::NodeId;
+use super::slots::EngineKey;
+use crate::key_table::KeyTable;
+use crate::secret::Spreader;
+
+/// Stands for no hash. If an engine gives a block this one, it is never usual.
+const NONE: EngineKey = EngineKey::MAX;
+
+/// The usual hashes of all nodes of one model.
+#[derive(Debug)]
+pub(super) struct UsualHashes {
+    /// For each node, its usual hash or `NONE`.
+    of_node: Vec<EngineKey>,
+    by_hash: KeyTable,
+}
+
+impl UsualHashes {
+    pub(super) fn new(spread: Spreader) -> Self {
+        Self {
+            of_node: Vec::new(),
+            by_hash: KeyTable::new(spread),
+        }
+    }
+
+    /// The node of which a hash is the usual one.
+    pub(super) fn node_of(&self, hash: EngineKey) -> Option<NodeId> {
+        let has = |id: u32| self.of_node[id as usize] == hash;
+        self.by_hash.find(hash, has).map(NodeId)
+    }
+
+    /// The usual hash of a node that has one.
+    pub(super) fn of(&self, node: NodeId) -> EngineKey {
+        self.of_node[node.0 as usize]
+    }
+
+    /// Whether a hash is the usual one of a node, as it becomes if the node has none and the hash is
+    /// that of no other node.
+    pub(super) fn claim(&mut self, node: NodeId, hash: EngineKey) -> bool {
+        match self.of_node[node.0 as usize] {
+            _ if hash == NONE => false,
+            NONE if self.node_of(hash).is_none() => {
+                self.of_node[node.0 as usize] = hash;
+                self.by_hash.insert(hash, node.0);
+                true
+            }
+            usual => usual == hash,
+        }
+    }
+
+    /// Makes room for a new node at the end.
+    pub(super) fn push(&mut self) {
+        self.of_node.push(NONE);
+    }
+
+    /// Forgets the usual hash of a node, and returns it.
+    pub(super) fn forget(&mut self, node: NodeId) -> EngineKey {
+        let hash = std::mem::replace(&mut self.of_node[node.0 as usize], NONE);
+        if hash != NONE {
+            self.by_hash.remove(hash, node.0);
+        }
+        hash
+    }
+
+    /// Moves the usual hash of a node to another one, which has none.
+    pub(super) fn move_to(&mut self, from: NodeId, to: NodeId) {
+        let hash = self.forget(from);
+        self.claim(to, hash);
+    }
+
+    /// Cuts off the nodes from this number on, which have no usual hash.
+    pub(super) fn cut_off(&mut self, end: usize) {
+        self.of_node.truncate(end);
+        self.of_node.shrink_to_fit();
+    }
+
+    /// Gives back the spare capacity of the table.
+    pub(super) fn give_back(&mut self) {
+        self.by_hash.give_back();
+    }
+
+    /// The bytes of spare capacity, where this many nodes are in use.
+    pub(super) fn idle_bytes(&self, nodes: usize) -> usize {
+        (self.of_node.capacity() - nodes) * size_of::<EngineKey>()
+            + idle_in_table(self.by_hash.bytes(), self.by_hash.len(), KeyTable::ENTRY)
+    }
+
+    /// The bytes held, by capacity.
+    pub(super) fn bytes(&self) -> usize {
+        self.of_node.capacity() * size_of::<EngineKey>() + self.by_hash.bytes()
+    }
+
+    /// Panics unless each usual hash leads to its one node, and none to a free node.
+    pub(super) fn check_integrity(&self, is_free: impl Fn(NodeId) -> bool) {
+        let mut usual = 0;
+        for (node, &hash) in (0..).map(NodeId).zip(&self.of_node) {
+            if hash != NONE {
+                usual += 1;
+                assert_eq!(self.node_of(hash), Some(node), "the node of a usual hash");
+                assert!(!is_free(node), "free node {node:?} has a usual hash");
+            }
+        }
+        assert_eq!(self.by_hash.len(), usual, "usual hashes by hash");
+    }
+}
