@@ -30,6 +30,7 @@ _INDEX: Final = (
     "python/kvbraid/fleet",
 )
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
+    "beyond": _INDEX,
     "cache": _CACHE,
     "fire": _INDEX,
     "fleet": (*_INDEX, "python/kvbraid/service"),

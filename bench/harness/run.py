@@ -24,6 +24,7 @@ from bench.harness.results import write
 ROOT = Path(__file__).resolve().parents[2]
 
 ENVIRONMENTS = {
+    "beyond": ".venv-bench",
     "cache": ".venv-vllm",
     "fire": ".venv-bench",
     "fleet": ".venv-bench",

@@ -201,7 +201,9 @@ impl Naming<'_, '_> {
         let (first, end) = (chain.done, chain.done + count);
         let hashes = &self.batch.hashes_of(stored.hashes)[first..end];
         self.find_keys(stored, first..end, step.local);
-        self.rank.slots.fetch(hashes, self.shared.nodes);
+        if hashes.len() > 1 {
+            self.rank.slots.fetch(hashes, self.shared.nodes);
+        }
         for (j, &hash) in (first..).zip(hashes) {
             step = Step {
                 tokens: step.tokens + block_size,
@@ -273,11 +275,16 @@ impl Naming<'_, '_> {
     }
 
     fn name_placed(&mut self, hash: EngineKey, place: Place, hint: &mut Option<NodeId>) -> SlotId {
-        let Some(slot) = self.rank.slots.find(hash, self.shared.nodes) else {
+        let usual = self.shared.nodes.of_usual(hash);
+        let slot = (self.rank.slots).find_usual(hash, usual, self.shared.nodes);
+        let Some(slot) = slot else {
             let node = self.shared.nodes.find_or_create(place, *hint);
             self.shared.nodes.acquire(node);
             *hint = Some(node);
-            return self.rank.slots.insert_at(hash, node, self.shared.nodes);
+            return self
+                .rank
+                .slots
+                .insert_at(hash, node, usual, self.shared.nodes);
         };
         match self.rank.slots.whereabouts(slot) {
             Whereabouts::Placed(node) => {

@@ -4,10 +4,12 @@
 //! - `slots`: a hash, its place and its copies;
 //! - `sharing`: bits that several hashes of a rank set;
 //! - `planes`: a bit for each node and rank, by group and tier;
+//! - `lanes`: which ranks are evaluated together;
 //! - `nodes`: one boundary of one prefix, shared by all pods;
 //! - `usual`: the hash that pods of one seed give a boundary;
 //! - `moved`: where the end of a table moved.
 
+pub(in crate::fleet) mod lanes;
 pub(in crate::fleet) mod moved;
 pub(in crate::fleet) mod nodes;
 pub(in crate::fleet) mod planes;

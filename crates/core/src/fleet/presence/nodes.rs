@@ -5,7 +5,7 @@
 //! first.
 
 use super::moved::{Moved, idle_in_table};
-use super::slots::EngineKey;
+use super::slots::{EngineKey, SlotId};
 use super::usual::UsualHashes;
 use crate::fleet::keys::texts::SaltId;
 use crate::key_table::KeyTable;
@@ -160,10 +160,22 @@ impl Nodes {
         self.usual.of(node)
     }
 
-    /// Whether a hash is, or now becomes, the usual one of a node. It stays so while the caller has
-    /// the node acquired.
-    pub(in crate::fleet) fn claim(&mut self, node: NodeId, hash: EngineKey) -> bool {
-        self.usual.claim(node, hash)
+    /// The slot in which the first rank has it.
+    #[must_use]
+    pub(in crate::fleet) fn first_slot(&self, node: NodeId) -> SlotId {
+        self.usual.first(node)
+    }
+
+    /// Whether a hash is, or now becomes, the usual one of a node, in this slot; `usual` is what
+    /// `of_usual` gives for the hash. It stays so while the caller has the node acquired.
+    pub(in crate::fleet) fn claim(
+        &mut self,
+        node: NodeId,
+        hash: EngineKey,
+        usual: Option<NodeId>,
+        slot: SlotId,
+    ) -> bool {
+        self.usual.claim(node, hash, usual, slot)
     }
 
     /// The place of a node.

@@ -101,6 +101,8 @@ pub(in crate::fleet) struct Slots {
     by_node: ByNode,
     own: OwnHashes,
     masks: Masks,
+    /// How many slots belong to a hash.
+    num_used: usize,
     free: Vec<u32>,
     /// The slot that was made last, unless it has been forgotten.
     newest: Option<SlotId>,
@@ -135,6 +137,7 @@ impl Slots {
             by_node: ByNode::new(spread),
             own: OwnHashes::new(spread),
             masks: Masks::default(),
+            num_used: 0,
             free: Vec::new(),
             newest: None,
             channels: Channels::default(),
@@ -152,9 +155,28 @@ impl Slots {
     /// The slot of a hash.
     #[must_use]
     pub(in crate::fleet) fn find(&self, key: EngineKey, nodes: &Nodes) -> Option<SlotId> {
-        let node = nodes.of_usual(key);
-        let slot = node.and_then(|node| self.by_node.find(node, &self.places));
+        self.find_usual(key, nodes.of_usual(key), nodes)
+    }
+
+    /// The same as `find` for a hash that is the usual one of this node.
+    #[must_use]
+    pub(in crate::fleet) fn find_usual(
+        &self,
+        key: EngineKey,
+        usual: Option<NodeId>,
+        nodes: &Nodes,
+    ) -> Option<SlotId> {
+        let slot = usual.and_then(|node| self.at_node(node, nodes));
         slot.or_else(|| self.own.find(key))
+    }
+
+    /// The slot whose hash is the usual one of a node.
+    fn at_node(&self, node: NodeId, nodes: &Nodes) -> Option<SlotId> {
+        let first = nodes.first_slot(node);
+        if self.places.get(first.0 as usize) == Some(&node.0) {
+            return Some(first);
+        }
+        self.by_node.find(node, &self.places)
     }
 
     /// The same as `find`, for the parent of a store. It is usually the newest hash, whose slot is
@@ -179,17 +201,18 @@ impl Slots {
         slot
     }
 
-    /// Makes the slot of a hash that has none and stands at a node, without copies.
+    /// Makes the slot of a hash that has none and stands at a node, without copies; `usual` is the
+    /// node of which it is the usual one.
     pub(in crate::fleet) fn insert_at(
         &mut self,
         key: EngineKey,
         node: NodeId,
+        usual: Option<NodeId>,
         nodes: &mut Nodes,
     ) -> SlotId {
         let slot = self.new_slot();
-        if nodes.claim(node, key) {
-            self.places[slot.0 as usize] = node.0;
-            self.by_node.insert(slot, &self.places);
+        if nodes.claim(node, key, usual, slot) {
+            self.know_by(slot, node, nodes);
         } else {
             self.keep(slot, key, node.0);
         }
@@ -202,8 +225,17 @@ impl Slots {
             self.masks.push();
             u32::try_from(self.places.len() - 1).expect("fewer than 2^32 hashes")
         });
+        self.num_used += 1;
         self.newest = Some(SlotId(id));
         SlotId(id)
+    }
+
+    /// Makes a slot that of the usual hash of a node.
+    fn know_by(&mut self, slot: SlotId, node: NodeId, nodes: &Nodes) {
+        self.places[slot.0 as usize] = node.0;
+        if nodes.first_slot(node) != slot {
+            self.by_node.insert(slot, &self.places);
+        }
     }
 
     /// Keeps the hash of a slot here.
@@ -232,6 +264,7 @@ impl Slots {
             KnownBy::Own(index) => self.unkeep(index),
             KnownBy::Nothing => return,
         }
+        self.num_used -= 1;
         self.is_retired.remove(slot);
         self.free.push(slot.0);
         self.newest = self.newest.filter(|&newest| newest != slot);
@@ -300,10 +333,9 @@ impl Slots {
             return;
         };
         let key = self.own.all[index as usize].key;
-        if nodes.claim(node, key) {
+        if nodes.claim(node, key, nodes.of_usual(key), slot) {
             self.unkeep(index);
-            self.places[slot.0 as usize] = node.0;
-            self.by_node.insert(slot, &self.places);
+            self.know_by(slot, node, nodes);
         } else {
             self.own.all[index as usize].place = node.0;
         }
@@ -377,7 +409,7 @@ impl Slots {
     /// The number of hashes with a slot, held or not.
     #[must_use]
     pub(in crate::fleet) fn len(&self) -> usize {
-        self.by_node.len() + self.own.len()
+        self.num_used
     }
 
     /// All slots that belong to a hash.
@@ -420,6 +452,11 @@ impl Slots {
                 "slot {slot:?} by its key"
             );
         }
+        let elsewhere = self.iter().filter(|&slot| {
+            let node = self.node(slot).filter(|_| self.own_key(slot).is_none());
+            node.is_some_and(|node| nodes.first_slot(node) != slot)
+        });
+        assert_eq!(elsewhere.count(), self.by_node.len(), "slots by node");
         for (index, hash) in (0u32..).zip(&self.own.all) {
             let place = self.places[hash.slot.0 as usize];
             assert_eq!(place, OWN | index, "a hash that is kept here, by its slot");

@@ -4,10 +4,14 @@
 //! The first rank that names a node gives it its usual hash. No two nodes have the same one, so whoever
 //! names a hash at wrong nodes makes no look-up of it longer. A rank of which a hash is not the usual
 //! one of its node keeps it itself (`slots::own`).
+//!
+//! Beside the hash is the number of the first rank's slot. It is where the slot of a node is looked for
+//! first, in the table of any rank: most nodes are of one rank, and pods with equal traffic have equal
+//! tables.
 
 use super::moved::idle_in_table;
 use super::nodes::NodeId;
-use super::slots::EngineKey;
+use super::slots::{EngineKey, SlotId};
 use crate::key_table::KeyTable;
 use crate::secret::Spreader;
 
@@ -19,6 +23,8 @@ const NONE: EngineKey = EngineKey::MAX;
 pub(super) struct UsualHashes {
     /// For each node, its usual hash or `NONE`.
     of_node: Vec<EngineKey>,
+    /// For each node with a usual hash, the slot of the first rank.
+    first: Vec<SlotId>,
     by_hash: KeyTable,
 }
 
@@ -26,6 +32,7 @@ impl UsualHashes {
     pub(super) fn new(spread: Spreader) -> Self {
         Self {
             of_node: Vec::new(),
+            first: Vec::new(),
             by_hash: KeyTable::new(spread),
         }
     }
@@ -41,44 +48,62 @@ impl UsualHashes {
         self.of_node[node.0 as usize]
     }
 
+    /// The slot of the first rank that named a node with a usual hash.
+    pub(super) fn first(&self, node: NodeId) -> SlotId {
+        self.first[node.0 as usize]
+    }
+
     /// Whether a hash is the usual one of a node, as it becomes if the node has none and the hash is
-    /// that of no other node.
-    pub(super) fn claim(&mut self, node: NodeId, hash: EngineKey) -> bool {
-        match self.of_node[node.0 as usize] {
-            _ if hash == NONE => false,
-            NONE if self.node_of(hash).is_none() => {
-                self.of_node[node.0 as usize] = hash;
-                self.by_hash.insert(hash, node.0);
-                true
-            }
-            usual => usual == hash,
+    /// that of no other node; `usual` is what `node_of` gives for the hash. It is in this slot.
+    pub(super) fn claim(
+        &mut self,
+        node: NodeId,
+        hash: EngineKey,
+        usual: Option<NodeId>,
+        slot: SlotId,
+    ) -> bool {
+        let is_free = self.of(node) == NONE && usual.is_none() && hash != NONE;
+        if is_free {
+            self.put(node, hash, slot);
         }
+        is_free || usual == Some(node)
+    }
+
+    fn put(&mut self, node: NodeId, hash: EngineKey, slot: SlotId) {
+        self.of_node[node.0 as usize] = hash;
+        self.first[node.0 as usize] = slot;
+        self.by_hash.insert(hash, node.0);
     }
 
     /// Makes room for a new node at the end.
     pub(super) fn push(&mut self) {
         self.of_node.push(NONE);
+        self.first.push(SlotId(0));
     }
 
     /// Forgets the usual hash of a node, and returns it.
-    pub(super) fn forget(&mut self, node: NodeId) -> EngineKey {
+    pub(super) fn forget(&mut self, node: NodeId) -> Option<EngineKey> {
         let hash = std::mem::replace(&mut self.of_node[node.0 as usize], NONE);
-        if hash != NONE {
+        (hash != NONE).then(|| {
             self.by_hash.remove(hash, node.0);
-        }
-        hash
+            hash
+        })
     }
 
     /// Moves the usual hash of a node to another one, which has none.
     pub(super) fn move_to(&mut self, from: NodeId, to: NodeId) {
-        let hash = self.forget(from);
-        self.claim(to, hash);
+        let slot = self.first(from);
+        if let Some(hash) = self.forget(from) {
+            self.put(to, hash, slot);
+        }
     }
 
     /// Cuts off the nodes from this number on, which have no usual hash.
     pub(super) fn cut_off(&mut self, end: usize) {
         self.of_node.truncate(end);
         self.of_node.shrink_to_fit();
+        self.first.truncate(end);
+        self.first.shrink_to_fit();
     }
 
     /// Gives back the spare capacity of the table.
@@ -88,13 +113,14 @@ impl UsualHashes {
 
     /// The bytes of spare capacity, where this many nodes are in use.
     pub(super) fn idle_bytes(&self, nodes: usize) -> usize {
-        (self.of_node.capacity() - nodes) * size_of::<EngineKey>()
+        (self.of_node.capacity() - nodes) * (size_of::<EngineKey>() + size_of::<SlotId>())
             + idle_in_table(self.by_hash.bytes(), self.by_hash.len(), KeyTable::ENTRY)
     }
 
     /// The bytes held, by capacity.
     pub(super) fn bytes(&self) -> usize {
-        self.of_node.capacity() * size_of::<EngineKey>() + self.by_hash.bytes()
+        self.of_node.capacity() * (size_of::<EngineKey>() + size_of::<SlotId>())
+            + self.by_hash.bytes()
     }
 
     /// Panics unless each usual hash leads to its one node, and none to a free node.

@@ -146,7 +146,7 @@ impl RequestSearch<'_, '_> {
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.truncate(first);
         }
-        let bit = column % 64;
+        let bit = class_query.lane(column);
         let query = self.query(1 << bit, Unknown::Strict);
         let topology = &class_query.class.view.topology;
         let answers = words.with_held(self.unit(class_query.keys), |held| {
@@ -171,7 +171,7 @@ impl RequestSearch<'_, '_> {
         hidden: u64,
         scratch: &mut rule::Scratch,
     ) -> u32 {
-        let bit = column % 64;
+        let bit = class_query.lane(column);
         let mut words = self.words(class_query, set, true);
         let length = self.prompt_keys[class_query.keys].prefixes().len();
         for list in words.whole.iter_mut().chain(&mut words.partial) {

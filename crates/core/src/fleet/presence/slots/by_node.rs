@@ -1,4 +1,4 @@
-//! From a node to the slot of its usual hash: four bytes for each hash, and no tag, because what it is
+//! From a node to the slot of its usual hash, where that is not the slot of the first rank: four bytes for each hash, and no tag, because what it is
 //! compared with is small and near.
 
 use super::{NodeId, SlotId};

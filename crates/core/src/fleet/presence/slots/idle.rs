@@ -4,17 +4,18 @@ use super::{
     Counts, KnownBy, LIMBO, LimboId, NOWHERE, NodeId, OWN, SlotId, Slots, Whereabouts, decode,
 };
 use crate::fleet::presence::moved::{Moved, idle_in_table};
+use crate::fleet::presence::nodes::Nodes;
 
 impl Slots {
     /// Points the slots at the new places of the nodes that moved.
-    pub(crate) fn follow(&mut self, moved: &Moved) {
+    pub(crate) fn follow(&mut self, moved: &Moved, nodes: &Nodes) {
         for slot in (0u32..).map(SlotId).take(self.places.len()) {
             if let KnownBy::Node(NodeId(node)) = self.known_by(slot)
                 && node >= moved.end
             {
                 self.by_node.remove(slot, node);
-                self.places[slot.0 as usize] = moved.place_of(node).unwrap_or(NOWHERE);
-                self.by_node.insert(slot, &self.places);
+                let to = moved.place_of(node).expect("a node that a slot is at");
+                self.know_by(slot, NodeId(to), nodes);
             }
         }
         for hash in &mut self.own.all {
@@ -27,12 +28,17 @@ impl Slots {
 
     /// Moves at most this many slots from the end to free places, and gives back the spare
     /// capacity. Calls `moved_entry` with each undecided hash that has a new slot.
-    pub(crate) fn give_back(&mut self, most: usize, mut moved_entry: impl FnMut(LimboId, SlotId)) {
+    pub(crate) fn give_back(
+        &mut self,
+        most: usize,
+        nodes: &Nodes,
+        mut moved_entry: impl FnMut(LimboId, SlotId),
+    ) {
         let end = self.len().max(self.places.len().saturating_sub(most));
         let end = u32::try_from(end).expect("fewer than 2^32 hashes");
         self.free.retain(|&id| id < end);
         let to = (end..).take(self.places.len() - end as usize);
-        let to = to.map(|id| self.move_to_free(SlotId(id), &mut moved_entry));
+        let to = to.map(|id| self.move_to_free(SlotId(id), nodes, &mut moved_entry));
         let moved = Moved {
             end,
             to: to.collect(),
@@ -58,6 +64,7 @@ impl Slots {
     fn move_to_free(
         &mut self,
         from: SlotId,
+        nodes: &Nodes,
         moved_entry: &mut impl FnMut(LimboId, SlotId),
     ) -> Option<u32> {
         let (was_stirred, was_retired) = (self.stirred.remove(from), self.is_retired.remove(from));
@@ -79,8 +86,7 @@ impl Slots {
         match known_by {
             KnownBy::Node(node) => {
                 self.by_node.remove(from, node.0);
-                self.places[to.0 as usize] = node.0;
-                self.by_node.insert(to, &self.places);
+                self.know_by(to, node, nodes);
             }
             KnownBy::Own(index) => {
                 let hash = &mut self.own.all[index as usize];

@@ -122,6 +122,7 @@ impl Slots {
             by_node: _,
             own: _,
             masks: _,
+            num_used: _,
             free,
             newest,
             channels,
@@ -278,6 +279,7 @@ impl PlacesRead {
         if slots.own.find(key).is_some() {
             return None;
         }
+        slots.num_used += 1;
         slots.keep(id, key, place);
         if tag & SAME_COPIES == 0 {
             before.copies = read_copies(&slots.channels, reader)?;
