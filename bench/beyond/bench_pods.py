@@ -103,7 +103,7 @@ def row(num_pods: int) -> Row:
     """Return the row of so many pods."""
     return Row(
         name=f"pods_{num_pods}",
-        question=f"{num_pods} pods of one index: 8 192 tokens over 64 candidates; beside it over all",
+        question=f"{num_pods} pods of one index: 8 192 tokens over 64 candidates",
         unit="us",
         ours=side(of_candidates, num_pods),
         target=Target(),

@@ -113,7 +113,7 @@ def bytes_per_entry(growth: Callable[[Stream], Growth], stream: Stream) -> Side:
 
 
 def bytes_of_further(growth: Callable[[Stream], Growth], *, own: bool = False) -> Side:
-    """Resident bytes of a block that another pod holds: what 16 pods take, without what one takes."""
+    """Resident bytes of a block that another pod holds: those of 16 pods without those of one."""
 
     def count() -> float:
         grown, num_stored = growth(lambda: alike(NUM_ALIKE, own=own))

@@ -201,8 +201,9 @@ impl Naming<'_, '_> {
         let (first, end) = (chain.done, chain.done + count);
         let hashes = &self.batch.hashes_of(stored.hashes)[first..end];
         self.find_keys(stored, first..end, step.local);
-        if hashes.len() > 1 {
-            self.rank.slots.fetch(hashes, self.shared.nodes);
+        if count > 1 {
+            let keys = hashes.iter().zip(&*self.keys);
+            self.rank.slots.fetch(keys, self.shared.nodes);
         }
         for (j, &hash) in (first..).zip(hashes) {
             step = Step {
@@ -275,7 +276,7 @@ impl Naming<'_, '_> {
     }
 
     fn name_placed(&mut self, hash: EngineKey, place: Place, hint: &mut Option<NodeId>) -> SlotId {
-        let usual = self.shared.nodes.of_usual(hash);
+        let usual = self.shared.nodes.of_usual(hash, *hint);
         let slot = (self.rank.slots).find_usual(hash, usual, self.shared.nodes);
         let Some(slot) = slot else {
             let node = self.shared.nodes.find_or_create(place, *hint);

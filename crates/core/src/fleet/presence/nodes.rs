@@ -5,7 +5,7 @@
 //! first.
 
 use super::moved::{Moved, idle_in_table};
-use super::slots::{EngineKey, SlotId};
+use super::slot_id::{EngineKey, SlotId};
 use super::usual::UsualHashes;
 use crate::fleet::keys::texts::SaltId;
 use crate::key_table::KeyTable;
@@ -148,10 +148,14 @@ impl Nodes {
         self.keys[node.0 as usize]
     }
 
-    /// The node of which an engine's hash is the usual one.
+    /// The node of which an engine's hash is the usual one. The node after `hint` is tried first.
     #[must_use]
-    pub(in crate::fleet) fn of_usual(&self, hash: EngineKey) -> Option<NodeId> {
-        self.usual.node_of(hash)
+    pub(in crate::fleet) fn of_usual(
+        &self,
+        hash: EngineKey,
+        hint: Option<NodeId>,
+    ) -> Option<NodeId> {
+        self.usual.node_of(hash, hint)
     }
 
     /// The usual hash of a node that has one.

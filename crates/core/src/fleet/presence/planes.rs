@@ -330,7 +330,7 @@ impl Planes {
         &self,
         plane: PlaneId,
         nodes: &[Option<NodeId>],
-        bits: impl Iterator<Item = (u32, u32)> + Clone,
+        bits: &(impl Iterator<Item = (u32, u32)> + Clone),
         out: &mut [u64],
     ) {
         let pages = &self.all[plane.0 as usize].pages;

@@ -42,6 +42,7 @@ use smallvec::SmallVec;
 use super::moved::idle_in_table;
 use super::nodes::{NodeId, Nodes};
 use super::sharing::Sharing;
+use crate::prefix::PrefixKey;
 use crate::secret::Spreader;
 use by_node::ByNode;
 use channels::Channels;
@@ -49,15 +50,9 @@ use masks::Masks;
 use own::{OwnHash, OwnHashes};
 use slot_set::SlotSet;
 
+pub(in crate::fleet) use super::slot_id::{EngineKey, SlotId};
 pub(in crate::fleet) use channels::{Channel, ChannelId, ChannelKey};
 pub(in crate::fleet) use saved::{PlacesRead, Records, SavedSlots};
-
-/// An engine's hash of a block, as the wire's 64-bit integer.
-pub(in crate::fleet) type EngineKey = u64;
-
-/// Index of a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(in crate::fleet) struct SlotId(pub u32);
 
 /// Index of a limbo entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -155,7 +150,7 @@ impl Slots {
     /// The slot of a hash.
     #[must_use]
     pub(in crate::fleet) fn find(&self, key: EngineKey, nodes: &Nodes) -> Option<SlotId> {
-        self.find_usual(key, nodes.of_usual(key), nodes)
+        self.find_usual(key, nodes.of_usual(key, None), nodes)
     }
 
     /// The same as `find` for a hash that is the usual one of this node.
@@ -187,11 +182,22 @@ impl Slots {
         newest.or_else(|| self.find(key, nodes))
     }
 
-    /// Looks up hashes that will be looked up one by one next. The look-ups here do not depend on
-    /// each other, so their fetches from memory overlap. Returns how many of the hashes are known.
-    pub(in crate::fleet) fn fetch(&self, keys: &[EngineKey], nodes: &Nodes) -> usize {
-        let found = keys.iter().filter(|&&key| self.find(key, nodes).is_some());
-        found.count()
+    /// Looks up hashes that will be looked up one by one next, or the boundaries that new ones will get.
+    /// The look-ups here do not depend on each other, so their fetches from memory overlap. Returns how
+    /// many were found.
+    pub(in crate::fleet) fn fetch<'a>(
+        &self,
+        keys: impl Iterator<Item = (&'a EngineKey, &'a PrefixKey)>,
+        nodes: &Nodes,
+    ) -> usize {
+        let (mut hint, mut found) = (None, 0);
+        for (&key, &boundary) in keys {
+            let usual = nodes.of_usual(key, hint);
+            let is_known = self.find_usual(key, usual, nodes).is_some();
+            hint = usual.or_else(|| nodes.find(boundary, hint)).or(hint);
+            found += usize::from(is_known || hint.is_some());
+        }
+        found
     }
 
     /// Makes the slot of an undecided hash that has none, without copies.
@@ -333,7 +339,7 @@ impl Slots {
             return;
         };
         let key = self.own.all[index as usize].key;
-        if nodes.claim(node, key, nodes.of_usual(key), slot) {
+        if nodes.claim(node, key, nodes.of_usual(key, None), slot) {
             self.unkeep(index);
             self.know_by(slot, node, nodes);
         } else {
@@ -452,15 +458,7 @@ impl Slots {
                 "slot {slot:?} by its key"
             );
         }
-        let elsewhere = self.iter().filter(|&slot| {
-            let node = self.node(slot).filter(|_| self.own_key(slot).is_none());
-            node.is_some_and(|node| nodes.first_slot(node) != slot)
-        });
-        assert_eq!(elsewhere.count(), self.by_node.len(), "slots by node");
-        for (index, hash) in (0u32..).zip(&self.own.all) {
-            let place = self.places[hash.slot.0 as usize];
-            assert_eq!(place, OWN | index, "a hash that is kept here, by its slot");
-        }
+        self.check_known_by(nodes);
         let spilled: usize = self.more.values().map(spilled_bytes).sum();
         assert_eq!(spilled, self.spilled, "bytes of counts");
         if let Some(newest) = self.newest {
@@ -489,6 +487,19 @@ impl Slots {
             .sum();
         assert_eq!(on_gpu, self.on_gpu, "copies on the GPU");
         self.channels.check_integrity();
+    }
+
+    /// Panics unless each slot is where its hash is looked for.
+    fn check_known_by(&self, nodes: &Nodes) {
+        let elsewhere = self.iter().filter(|&slot| {
+            let node = self.node(slot).filter(|_| self.own_key(slot).is_none());
+            node.is_some_and(|node| nodes.first_slot(node) != slot)
+        });
+        assert_eq!(elsewhere.count(), self.by_node.len(), "slots by node");
+        for (index, hash) in (0u32..).zip(&self.own.all) {
+            let place = self.places[hash.slot.0 as usize];
+            assert_eq!(place, OWN | index, "a hash that is kept here, by its slot");
+        }
     }
 }
 

@@ -11,46 +11,81 @@
 
 use super::moved::idle_in_table;
 use super::nodes::NodeId;
-use super::slots::{EngineKey, SlotId};
+use super::slot_id::{EngineKey, SlotId};
 use crate::key_table::KeyTable;
 use crate::secret::Spreader;
 
 /// Stands for no hash. If an engine gives a block this one, it is never usual.
 const NONE: EngineKey = EngineKey::MAX;
 
+/// The usual hash of a node or `NONE`, in two halves so that it takes twelve bytes, and the slot of the
+/// first rank.
+#[derive(Debug, Clone, Copy)]
+struct UsualHash {
+    hash: [u32; 2],
+    slot: SlotId,
+}
+
+impl UsualHash {
+    const NONE: Self = Self {
+        hash: [u32::MAX; 2],
+        slot: SlotId(0),
+    };
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "half of the bits are what is wanted"
+    )]
+    fn of(hash: EngineKey, slot: SlotId) -> Self {
+        Self {
+            hash: [hash as u32, (hash >> 32) as u32],
+            slot,
+        }
+    }
+
+    fn hash(self) -> EngineKey {
+        let [low, high] = self.hash.map(EngineKey::from);
+        high << 32 | low
+    }
+}
+
 /// The usual hashes of all nodes of one model.
 #[derive(Debug)]
 pub(super) struct UsualHashes {
-    /// For each node, its usual hash or `NONE`.
-    of_node: Vec<EngineKey>,
-    /// For each node with a usual hash, the slot of the first rank.
-    first: Vec<SlotId>,
+    /// By node.
+    all: Vec<UsualHash>,
     by_hash: KeyTable,
 }
 
 impl UsualHashes {
     pub(super) fn new(spread: Spreader) -> Self {
         Self {
-            of_node: Vec::new(),
-            first: Vec::new(),
+            all: Vec::new(),
             by_hash: KeyTable::new(spread),
         }
     }
 
-    /// The node of which a hash is the usual one.
-    pub(super) fn node_of(&self, hash: EngineKey) -> Option<NodeId> {
-        let has = |id: u32| self.of_node[id as usize] == hash;
+    /// The node of which a hash is the usual one. The node after `hint` is tried first.
+    pub(super) fn node_of(&self, hash: EngineKey, hint: Option<NodeId>) -> Option<NodeId> {
+        if let Some(NodeId(previous)) = hint
+            && let Some(next) = self.all.get(previous as usize + 1)
+            && next.hash() == hash
+            && hash != NONE
+        {
+            return Some(NodeId(previous + 1));
+        }
+        let has = |id: u32| self.of(NodeId(id)) == hash;
         self.by_hash.find(hash, has).map(NodeId)
     }
 
     /// The usual hash of a node that has one.
     pub(super) fn of(&self, node: NodeId) -> EngineKey {
-        self.of_node[node.0 as usize]
+        self.all[node.0 as usize].hash()
     }
 
     /// The slot of the first rank that named a node with a usual hash.
     pub(super) fn first(&self, node: NodeId) -> SlotId {
-        self.first[node.0 as usize]
+        self.all[node.0 as usize].slot
     }
 
     /// Whether a hash is the usual one of a node, as it becomes if the node has none and the hash is
@@ -70,20 +105,18 @@ impl UsualHashes {
     }
 
     fn put(&mut self, node: NodeId, hash: EngineKey, slot: SlotId) {
-        self.of_node[node.0 as usize] = hash;
-        self.first[node.0 as usize] = slot;
+        self.all[node.0 as usize] = UsualHash::of(hash, slot);
         self.by_hash.insert(hash, node.0);
     }
 
     /// Makes room for a new node at the end.
     pub(super) fn push(&mut self) {
-        self.of_node.push(NONE);
-        self.first.push(SlotId(0));
+        self.all.push(UsualHash::NONE);
     }
 
     /// Forgets the usual hash of a node, and returns it.
     pub(super) fn forget(&mut self, node: NodeId) -> Option<EngineKey> {
-        let hash = std::mem::replace(&mut self.of_node[node.0 as usize], NONE);
+        let hash = std::mem::replace(&mut self.all[node.0 as usize], UsualHash::NONE).hash();
         (hash != NONE).then(|| {
             self.by_hash.remove(hash, node.0);
             hash
@@ -100,10 +133,8 @@ impl UsualHashes {
 
     /// Cuts off the nodes from this number on, which have no usual hash.
     pub(super) fn cut_off(&mut self, end: usize) {
-        self.of_node.truncate(end);
-        self.of_node.shrink_to_fit();
-        self.first.truncate(end);
-        self.first.shrink_to_fit();
+        self.all.truncate(end);
+        self.all.shrink_to_fit();
     }
 
     /// Gives back the spare capacity of the table.
@@ -113,23 +144,27 @@ impl UsualHashes {
 
     /// The bytes of spare capacity, where this many nodes are in use.
     pub(super) fn idle_bytes(&self, nodes: usize) -> usize {
-        (self.of_node.capacity() - nodes) * (size_of::<EngineKey>() + size_of::<SlotId>())
+        (self.all.capacity() - nodes) * size_of::<UsualHash>()
             + idle_in_table(self.by_hash.bytes(), self.by_hash.len(), KeyTable::ENTRY)
     }
 
     /// The bytes held, by capacity.
     pub(super) fn bytes(&self) -> usize {
-        self.of_node.capacity() * (size_of::<EngineKey>() + size_of::<SlotId>())
-            + self.by_hash.bytes()
+        self.all.capacity() * size_of::<UsualHash>() + self.by_hash.bytes()
     }
 
     /// Panics unless each usual hash leads to its one node, and none to a free node.
     pub(super) fn check_integrity(&self, is_free: impl Fn(NodeId) -> bool) {
         let mut usual = 0;
-        for (node, &hash) in (0..).map(NodeId).zip(&self.of_node) {
+        for node in (0u32..).map(NodeId).take(self.all.len()) {
+            let hash = self.of(node);
             if hash != NONE {
                 usual += 1;
-                assert_eq!(self.node_of(hash), Some(node), "the node of a usual hash");
+                assert_eq!(
+                    self.node_of(hash, None),
+                    Some(node),
+                    "the node of a usual hash"
+                );
                 assert!(!is_free(node), "free node {node:?} has a usual hash");
             }
         }

@@ -21,7 +21,7 @@ const ROW: u32 = 8;
 fn place(spread: Spreader, node: u32) -> u64 {
     let row = u64::from(spread.tag(u64::from(node / ROW)));
     let sign = u64::from(node.wrapping_mul(0x9E37_79B9) >> 25);
-    row * u64::from(ROW) + u64::from(node % ROW) | sign << 57
+    (row * u64::from(ROW) + u64::from(node % ROW)) | (sign << 57)
 }
 
 impl ByNode {
