@@ -4,8 +4,8 @@
 //! order, so the next boundary of a prefix is usually the next node, and look-ups try that one
 //! first.
 
+use super::ids::{EngineKey, SlotId};
 use super::moved::{Moved, idle_in_table};
-use super::slot_id::{EngineKey, SlotId};
 use super::usual::UsualHashes;
 use crate::fleet::keys::texts::SaltId;
 use crate::key_table::KeyTable;
@@ -13,9 +13,7 @@ use crate::prefix::{PrefixKey, minus, plus};
 use crate::secret::{Mixer, Secret};
 use serde::{Deserialize, Serialize};
 
-/// Index of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::fleet) struct NodeId(pub u32);
+pub(in crate::fleet) use super::ids::NodeId;
 
 /// A place says where a hash stands: at which boundary of which prefix, and in whose cache. Two
 /// hashes of different engines with the same place stand for the same cached tokens.

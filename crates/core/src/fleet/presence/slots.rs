@@ -12,15 +12,15 @@
 //! The others, mostly undecided ones, are kept here. So a slot takes some fifteen bytes, or sixty.
 //!
 //! In reading order:
-//! - `own`: hashes that are kept here;
-//! - `by_node`: the slots of the others;
-//! - `masks`: the channels of each slot;
-//! - `slot_set`: which slots wait for a clear, or to be forgotten;
 //! - `whole`: operations on many slots at once;
 //! - `copies`: the copies of one slot;
 //! - `idle`: slots move to free places, so that the table can be cut off;
 //! - `channels`: what sets copies of one hash apart: group, tier, owner;
-//! - `saved`: the table in a snapshot.
+//! - `saved`: the table in a snapshot;
+//! - `own`: hashes that are kept here;
+//! - `by_node`: the slots of the others;
+//! - `masks`: the channels of each slot;
+//! - `slot_set`: which slots wait for a clear, or to be forgotten.
 
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,7 @@ use masks::Masks;
 use own::{OwnHash, OwnHashes};
 use slot_set::SlotSet;
 
-pub(in crate::fleet) use super::slot_id::{EngineKey, SlotId};
+pub(in crate::fleet) use super::ids::{EngineKey, SlotId};
 pub(in crate::fleet) use channels::{Channel, ChannelId, ChannelKey};
 pub(in crate::fleet) use saved::{PlacesRead, Records, SavedSlots};
 

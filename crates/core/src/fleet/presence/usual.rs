@@ -9,9 +9,8 @@
 //! first, in the table of any rank: most nodes are of one rank, and pods with equal traffic have equal
 //! tables.
 
+use super::ids::{EngineKey, NodeId, SlotId};
 use super::moved::idle_in_table;
-use super::nodes::NodeId;
-use super::slot_id::{EngineKey, SlotId};
 use crate::key_table::KeyTable;
 use crate::secret::Spreader;
 

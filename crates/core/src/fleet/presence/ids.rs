@@ -1,4 +1,4 @@
-//! What a hash and its slot are to others.
+//! How hashes, slots and nodes are referred to.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,3 +8,7 @@ pub(in crate::fleet) type EngineKey = u64;
 /// Index of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::fleet) struct SlotId(pub u32);
+
+/// Index of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::fleet) struct NodeId(pub u32);
