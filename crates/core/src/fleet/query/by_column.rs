@@ -1,7 +1,6 @@
 //! The rows of an answer while they are being filled, found by the columns of their ranks.
 
 use super::answer::Row;
-use super::search::AskedColumns;
 use crate::fleet::tier::TierSet;
 
 /// The rows that are being filled, found by column.
@@ -9,18 +8,18 @@ pub(in crate::fleet) struct RowsByColumn<'a> {
     pub(in crate::fleet) rows: &'a mut [Row],
     /// For each row, what is likely over all tiers.
     pub(in crate::fleet) likely: &'a mut [Likely],
-    pub(in crate::fleet) asked: &'a AskedColumns,
+    pub(in crate::fleet) positions: &'a [usize],
     /// The sets of tiers that each row is answered for.
     pub(in crate::fleet) tier_sets: &'a [TierSet],
 }
 
 impl RowsByColumn<'_> {
     pub(in crate::fleet) fn row(&mut self, column: usize) -> &mut Row {
-        &mut self.rows[self.asked.position(column)]
+        &mut self.rows[self.positions[column]]
     }
 
     pub(in crate::fleet) fn likely(&mut self, column: usize) -> &mut Likely {
-        &mut self.likely[self.asked.position(column)]
+        &mut self.likely[self.positions[column]]
     }
 }
 

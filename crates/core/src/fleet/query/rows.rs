@@ -38,13 +38,13 @@ impl RequestSearch<'_, '_> {
             let mut rows = RowsByColumn {
                 rows: &mut rows,
                 likely: &mut likely,
-                asked: &asked,
+                positions: &asked.positions,
                 tier_sets: &tier_sets,
             };
             self.answer_class(&class, scratch, &mut rows);
         }
         for (position, &column) in columns.iter().enumerate() {
-            let first = asked.position(column);
+            let first = asked.positions[column];
             if first != position {
                 rows[position] = rows[first].clone();
             }

@@ -273,50 +273,24 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     }
 }
 
-/// Which columns are requested, and where each of them first appears in the answer.
+/// Which columns are requested, by word, and where each of them first appears in the answer.
 pub(in crate::fleet) struct AskedColumns {
     /// For each word of the planes, the bits of the requested columns.
     pub(in crate::fleet) masks: Vec<u64>,
-    /// For each word, how many columns of the words before it are requested.
-    before: Vec<usize>,
-    /// For each requested column, in ascending order, the first row of the answer that belongs to it.
-    positions: Vec<usize>,
+    /// For each column, the first row of the answer that belongs to it.
+    pub(in crate::fleet) positions: Vec<usize>,
 }
 
 impl AskedColumns {
     fn new(columns: &[usize], num_columns: usize) -> Self {
-        let mut masks = vec![0u64; num_columns.div_ceil(64)];
-        for &column in columns {
-            masks[column / 64] |= 1 << (column % 64);
-        }
-        let mut num_asked = 0;
-        let before = masks.iter().map(|mask| {
-            let before = num_asked;
-            num_asked += mask.count_ones() as usize;
-            before
-        });
         let mut asked = Self {
-            before: before.collect(),
-            positions: Vec::new(),
-            masks,
+            masks: vec![0; num_columns.div_ceil(64)],
+            positions: vec![0; num_columns],
         };
-        asked.positions = vec![0; num_asked];
         for (position, &column) in columns.iter().enumerate().rev() {
-            let at = asked.number(column);
-            asked.positions[at] = position;
+            asked.masks[column / 64] |= 1 << (column % 64);
+            asked.positions[column] = position;
         }
         asked
-    }
-
-    /// How many columns before a requested one are requested.
-    fn number(&self, column: usize) -> usize {
-        let (word, bit) = (column / 64, 1u64 << (column % 64));
-        self.before[word] + (self.masks[word] & (bit - 1)).count_ones() as usize
-    }
-
-    /// The first row of the answer that belongs to a requested column.
-    #[must_use]
-    pub(in crate::fleet) fn position(&self, column: usize) -> usize {
-        self.positions[self.number(column)]
     }
 }
