@@ -218,7 +218,8 @@ impl SavedRank {
             is_format_confirmed: self.is_format_confirmed,
             counts: self.counts,
         };
-        rank.shows_marks().then_some(DetachedRank { rank, places })
+        rank.shows_marks(&Nodes::new(secret))
+            .then_some(DetachedRank { rank, places })
     }
 }
 
