@@ -11,7 +11,7 @@ from typing import get_args
 
 from kvbraid.gateway.app import Gateway
 from kvbraid.gateway.counts import PASSED_OVER
-from kvbraid.gateway.route import reader_of
+from kvbraid.gateway.route import Adapters, reader_of
 from kvbraid.gateway.upstream import Failure
 from kvbraid.ids import PodId
 from kvbraid.service.config import PodConfig
@@ -145,7 +145,7 @@ async def test_an_adapter_of_a_pod_that_is_registered_later_has_its_models_ids(
     config = tmp_path / "fleet.toml"
     config.write_text(TOKENS.split("\n\n")[1])
     service = Service(FakeIndex(), FakeFeed())
-    reader = reader_of(read_fleet_file(config), service)
+    reader = reader_of(read_fleet_file(config), Adapters(service))
     body = b'{"model": "poet", "prompt": "Hello"}'
     assert (await reader.read("/v1/completions", {}, body)).why_no_tokens == "no_tokenizer"
     service.put(PodId("p"), PodConfig(model="m", endpoint="tcp://h:1", loras={"poet": "/x"}))

@@ -25,7 +25,7 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     Raises as `run_server`, and InvalidValueError for a model's files that are missing or wrong.
     """
     service = new_service(config)
-    reader = reader_of(config, service)
+    reader = reader_of(config, Adapters(service))
 
     def gateway(service: Service, access: Access) -> Gateway:
         made = Gateway(service, reader, config.forwarding, access=access)
@@ -43,7 +43,7 @@ def route(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     end_process()
 
 
-class _Adapters(Mapping[str, str]):
+class Adapters(Mapping[str, str]):
     """The model of each adapter that pods list just now."""
 
     def __init__(self, service: Service) -> None:
@@ -59,8 +59,8 @@ class _Adapters(Mapping[str, str]):
         return len(self._service.adapters)
 
 
-def reader_of(config: FleetConfig, service: Service) -> BodyReader:
-    """Return the reader of prompts; adapters are those that registered pods list."""
+def reader_of(config: FleetConfig, adapters: Mapping[str, str]) -> BodyReader:
+    """Return the reader of prompts; `adapters` names the model of each, and may change."""
     files = {
         model: _files(table.folder, table)
         for model, table in config.tokens.items()
@@ -71,7 +71,7 @@ def reader_of(config: FleetConfig, service: Service) -> BodyReader:
         for model, table in config.tokens.items()
         if table.engine is not None
     }
-    return BodyReader(Tokenizers.of(files), _Adapters(service), engines)
+    return BodyReader(Tokenizers.of(files), adapters, engines)
 
 
 def _files(folder: str, table: TokensTable) -> TokenizerFiles:

@@ -190,7 +190,6 @@ class Completion:
         ((Completion(),), {}),
         ((), {"prompt": IDS}),
     ],
-    ids=str,
 )
 def test_ids_are_read_however_they_are_handed_over(
     args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -220,7 +219,6 @@ def test_ids_are_read_however_they_are_handed_over(
         (({"messages": [{"role": "user", "content": "hello"}]},), "no_tokenizer"),
         (({"prompt": [1 << 70]},), "malformed"),
     ],
-    ids=str,
 )
 def test_a_call_without_known_tokens_goes_by_load_and_says_why(
     args: tuple[Any, ...], why: str

@@ -7,7 +7,7 @@ from kvbraid.gateway.envoy.metrics import EnvoyMetrics
 from kvbraid.gateway.envoy.picker import Picker
 from kvbraid.gateway.envoy.server import PickServer
 from kvbraid.gateway.prompts import PromptReader, token_ids_of
-from kvbraid.gateway.route import reader_of
+from kvbraid.gateway.route import Adapters, reader_of
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
@@ -53,7 +53,7 @@ def pick_serve(config: FleetConfig, *, announce: Callable[[str, str], None]) -> 
     an address that cannot be listened on.
     """
     service = new_service(config)
-    reader = reader_of(config, service)
+    reader = reader_of(config, Adapters(service))
     apps: list[PickApplication] = []
 
     def application(service: Service, access: Access) -> PickApplication:

@@ -122,7 +122,7 @@ class ReplicaChooser(Generic[ReplicaT]):
             chance=chance,
         )
         self.replicas = Replicas(index, feed, self.router, options)
-        self.reader = reader or reader_of(options.config)
+        self.reader = reader or reader_of(options.config, {})
         self._options = options
         self._calls = Calls(self.router, routing.options.grace_s)
         self._clock = clock

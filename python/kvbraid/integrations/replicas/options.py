@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from kvbraid.errors import InvalidValueError
-from kvbraid.service.config import FleetConfig, IndexTable
+from kvbraid.service.config import FleetConfig
 from kvbraid.service.decoding import describe
+from kvbraid.service.indexing import IndexTable
 from kvbraid.service.prompting import TokensTable
 from kvbraid.service.routing import RouterTable, read_routing
 
