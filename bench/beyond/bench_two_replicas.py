@@ -17,7 +17,7 @@ from kvbraid.sim.routing.arrivals import OpenLoop
 from kvbraid.sim.routing.fleet import RoutingRule, SimulatedReplicas, simulate
 from kvbraid.sim.routing.results import Result
 
-from bench.harness.measure import Row, Side, Target, counted
+from bench.harness.measure import Row, Side, Slice, Target, counted
 from bench.router.cells import AGAIN, CELLS, OURS, RoutingCell, ready
 
 SHARED: Final = replace(OURS, replicas=SimulatedReplicas(num=2))
@@ -46,14 +46,19 @@ def results(cell: RoutingCell, rule: RoutingRule) -> list[Result]:
     return played
 
 
-def over_one(rule: RoutingRule, figure: Callable[[Result], float] = p99_s) -> Side:
-    """Return a side that counts a figure under a rule over that of one router."""
+def ratio(rule: RoutingRule, figure: Callable[[Result], float] = p99_s) -> float:
+    """Return a figure under a rule over that of one router: the geometric mean of all cells."""
 
-    def ratio(cell: RoutingCell) -> float:
+    def of_cell(cell: RoutingCell) -> float:
         ours, one = (mean(map(figure, results(cell, each))) for each in (rule, OURS))
         return ours / one
 
-    return counted(lambda: geometric_mean(map(ratio, CELLS)))
+    return geometric_mean(map(of_cell, CELLS))
+
+
+def over_one(rule: RoutingRule, figure: Callable[[Result], float] = p99_s) -> Side:
+    """Return a side that counts a figure under a rule over that of one router."""
+    return counted(lambda: ratio(rule, figure))
 
 
 ROWS = (
@@ -65,6 +70,7 @@ ROWS = (
         rival=over_one(APART),
         target=Target(ours=1.05),
         samples=1,
+        slice=Slice(lambda: ratio(SHARED), Target(ours=1.05)),
         beside={
             "mean": over_one(SHARED, mean_s),
             "mean apart": over_one(APART, mean_s),

@@ -1,19 +1,14 @@
 """A service of fakes, and a client of its application."""
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
-
-with warnings.catch_warnings():  # It would rather see httpx's successor, which we do not use.
-    warnings.simplefilter("ignore")
-    from tests.service.in_process import TestClient
-
 from kvbraid.service.config import Limits
 from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.in_process import TestClient
 
 
 @pytest.fixture

@@ -33,7 +33,14 @@ from kvbraid.service.http.app import Application
 from kvbraid.service.http.routes import ROUTES
 from kvbraid.service.picking import Picking
 from kvbraid.service.registry import Service
-from kvbraid.service.requests import MediaBody, PickBody, ReportBody, RoutedBody, ScoreBody
+from kvbraid.service.requests import (
+    MediaBody,
+    PickBody,
+    ReportBody,
+    RoutedBody,
+    ScoreBody,
+    TokensBody,
+)
 from kvbraid.spec import SpecKind
 
 from tests.service.fakes import FakeFeed
@@ -137,6 +144,7 @@ class Draw:
             ScoreBody: {"model": "m", "token_ids": tokens},
             PodBody: {"model": "m", "endpoint": f"tcp://h:{1 + self.below(9)}"},
             PickBody: {"model": "m", "token_ids": tokens, "request_id": name},
+            TokensBody: {"model": "m", "prompt": name},
             ReportBody: {"pick": name, "event": event},
             RoutedBody: {
                 "model": "m", "pod": self.among(PODS), "token_ids": tokens, "produced": tokens[:9],

@@ -1,7 +1,12 @@
 """An application in the test's own process: starlette's client keeps one loop for its life."""
 
+import warnings
+
 from kvbraid.service.http.app import Application, Receive, Scope, Send
-from starlette.testclient import TestClient as StarletteClient
+
+with warnings.catch_warnings():  # It would rather see httpx's successor, which we do not use.
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient as StarletteClient
 
 
 class TestClient(StarletteClient):

@@ -36,7 +36,7 @@ MOST_TOKENS: Final = (MOST_BYTES - (8 << 10)) // 4
 
 _MOST: Final = RankLoad(1 << 20, 1 << 40, 1 << 20, 1 << 40, 3_600_000_000)
 
-_Pod = Annotated[str, Meta(min_length=1, max_length=128)]
+_PodName = Annotated[str, Meta(min_length=1, max_length=128)]
 _RankNumber = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _ShortName = Annotated[str, Meta(max_length=512)]
 
@@ -54,7 +54,7 @@ class LoadMessage(_Heading, frozen=True, array_like=True, forbid_unknown_fields=
     """All that one replica has booked at a moment; the rows as in `RankLoad`."""
 
     rows: Annotated[
-        Sequence[tuple[_Pod, _RankNumber, int, int, int, int, int]], Meta(max_length=8192)
+        Sequence[tuple[_PodName, _RankNumber, int, int, int, int, int]], Meta(max_length=8192)
     ]
 
     @property
@@ -72,7 +72,7 @@ class LoadMessage(_Heading, frozen=True, array_like=True, forbid_unknown_fields=
 class SentMessage(_Heading, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A request that a replica has sent to a rank, and how long it counts as on its way."""
 
-    pod: _Pod
+    pod: _PodName
     dp_rank: _RankNumber
     lasts_s: Annotated[float, Meta(ge=0, le=3600)]
     model: _ShortName
