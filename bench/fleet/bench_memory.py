@@ -31,19 +31,32 @@ from bench.fleet.streams import (
     removed,
     shared_chain,
 )
-from bench.harness.measure import Row, Sample, Side, Target, rss_bytes_of_process
+from bench.harness.measure import Row, Sample, Side, Target, counted, rss_bytes_of_process
 
 NUM_BLOCKS = int(os.environ.get("KVBRAID_BENCH_BLOCKS", "10_000_000"))
 CHURN_BLOCKS = NUM_BLOCKS // 10
 CHURN_ROUNDS = 20
 NUM_LIVE = 16
 
+NUM_ALIKE = 16
+
 Stream: TypeAlias = Callable[[], Iterable[Batch]]
+Growth: TypeAlias = tuple[int, int]
+"""Resident bytes, and the blocks that were stored."""
 
 
 def shared() -> Iterable[Batch]:
     """Every pod holds the same chain."""
     return shared_chain(NUM_BLOCKS // NUM_PODS)
+
+
+def alike(num_pods: int, *, own: bool) -> Iterator[Batch]:
+    """Every pod of one seed holds the same chain; with `own`, after one that nobody else has."""
+    rng = np.random.default_rng(7)
+    for pod in range(num_pods if own else 0):
+        chain = Chain.random(rng, 16 * (pod + 1))
+        yield batch(pod, prefill_events(chain, 0, len(chain)))
+    yield from shared_chain(NUM_BLOCKS // NUM_PODS, num_pods=num_pods)
 
 
 def mixed() -> Iterable[Batch]:
@@ -66,46 +79,48 @@ def live_blocks() -> Iterator[Batch]:
     yield batch(0, prefill_events(Chain.random(np.random.default_rng(6), NUM_LIVE), 0, NUM_LIVE))
 
 
-def bytes_per_entry(stream: Stream) -> Side:
-    """Resident bytes of a fresh process with our index, per stored block."""
-
-    @contextlib.contextmanager
-    def side() -> Iterator[Sample]:
-        def sample() -> float:
-            command = [sys.executable, "-m", "bench.fleet.absorb"]
-            with subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            ) as process:
-                assert process.stdin is not None  # Opened as a pipe above.
-                assert process.stdout is not None
-                num_stored = 0
-                for message in stream():
-                    num_stored += message.num_stored
-                    process.stdin.write(frame(message))
-                process.stdin.close()
-                grown: float = json.loads(process.stdout.read())["grown_bytes"]
-            return grown / num_stored
-
-        yield sample
-
-    return side
+def absorbed(stream: Stream) -> Growth:
+    """Return the growth of a fresh process with our index."""
+    command = [sys.executable, "-m", "bench.fleet.absorb"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None  # Opened as a pipe above.
+        assert process.stdout is not None
+        num_stored = 0
+        for message in stream():
+            num_stored += message.num_stored
+            process.stdin.write(frame(message))
+        process.stdin.close()
+        return json.loads(process.stdout.read())["grown_bytes"], num_stored
 
 
-def rival_bytes_per_entry(stream: Stream) -> Side:
-    """The growth of the rival's service in resident bytes, per stored block."""
+def rival_absorbed(stream: Stream) -> Growth:
+    """Return the growth of the rival's service."""
+    with Indexer.running() as running, Publishers.bound() as publishers:
+        publishers.connect(running)
+        begin = rss_bytes_of_process(running.pid)
+        num_stored = publish_slowly(publishers, running, stream())
+        return rss_bytes_of_process(running.pid) - begin, num_stored
 
-    @contextlib.contextmanager
-    def side() -> Iterator[Sample]:
-        def sample() -> float:
-            with Indexer.running() as running, Publishers.bound() as publishers:
-                publishers.connect(running)
-                begin = rss_bytes_of_process(running.pid)
-                num_stored = publish_slowly(publishers, running, stream())
-                return (rss_bytes_of_process(running.pid) - begin) / num_stored
 
-        yield sample
+def bytes_per_entry(growth: Callable[[Stream], Growth], stream: Stream) -> Side:
+    """Resident bytes per stored block."""
 
-    return side
+    def count() -> float:
+        grown, num_stored = growth(stream)
+        return grown / num_stored
+
+    return counted(count)
+
+
+def bytes_of_further(growth: Callable[[Stream], Growth], *, own: bool = False) -> Side:
+    """Resident bytes of a block that another pod holds: those of 16 pods without those of one."""
+
+    def count() -> float:
+        grown, num_stored = growth(lambda: alike(NUM_ALIKE, own=own))
+        of_one, num_of_one = growth(lambda: alike(1, own=own))
+        return (grown - of_one) / (num_stored - num_of_one)
+
+    return counted(count)
 
 
 def publish_slowly(publishers: Publishers, service: Indexer, stream: Iterable[Batch]) -> int:
@@ -164,17 +179,27 @@ ROWS = (
         name="memory_shared",
         question="64 pods hold one chain",
         unit="bytes RSS per (pod, group, block)",
-        ours=bytes_per_entry(shared),
-        rival=rival_bytes_per_entry(shared),
+        ours=bytes_per_entry(absorbed, shared),
+        rival=bytes_per_entry(rival_absorbed, shared),
         target=Target(ours=48),
         samples=1,
+    ),
+    Row(
+        name="memory_further",
+        question="16 pods of one seed hold one chain: a block that another pod holds",
+        unit="bytes RSS per (pod, group, block)",
+        ours=bytes_of_further(absorbed),
+        rival=bytes_of_further(rival_absorbed),
+        target=Target(ours=8),
+        samples=1,
+        beside={"after other traffic": bytes_of_further(absorbed, own=True)},
     ),
     Row(
         name="memory_mixed",
         question="64 pods, agents and chats",
         unit="bytes RSS per (pod, group, block)",
-        ours=bytes_per_entry(mixed),
-        rival=rival_bytes_per_entry(mixed),
+        ours=bytes_per_entry(absorbed, mixed),
+        rival=bytes_per_entry(rival_absorbed, mixed),
         target=Target(ours=107),
         samples=1,
     ),

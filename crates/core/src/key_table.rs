@@ -3,12 +3,8 @@
 //! Each entry keeps 32 bits of its key's hash beside the index: neither growing the table nor
 //! passing over another key touches the records, which are mostly not in the processor's caches.
 //! Those bits depend on a secret, so that nobody can choose keys which share them.
-//!
-//! A large table grows step by step: each insertion moves a few records to a larger table, and until
-//! all have moved both tables are searched. So no single insertion pays for all records.
 
-use hashbrown::HashTable;
-
+use crate::growing::GrowingTable;
 use crate::secret::Spreader;
 
 #[derive(Debug, Clone, Copy)]
@@ -21,19 +17,8 @@ struct TaggedId {
 #[derive(Debug, Clone)]
 pub(crate) struct KeyTable {
     spread: Spreader,
-    entries: HashTable<TaggedId>,
-    /// The table before it last grew: the records still in it move to `entries`.
-    former: HashTable<TaggedId>,
-    /// Buckets of `former` that were not looked at yet: those below.
-    unmoved: usize,
-    /// Buckets that an insertion looks at, so that `former` is empty before `entries` is full.
-    stride: usize,
+    entries: GrowingTable<TaggedId>,
 }
-
-/// A table of so many buckets moves at once, which takes a millisecond.
-const AT_ONCE: usize = 1 << 16;
-/// Buckets that an insertion looks at, at least, while records move.
-const STRIDE: usize = 8;
 
 /// Where in the table a tag is looked for. Tags are spread already; their bits only have to reach
 /// both ends of the word, because the table takes its index and its control bytes from there.
@@ -46,10 +31,7 @@ impl KeyTable {
     pub(crate) fn new(spread: Spreader) -> Self {
         Self {
             spread,
-            entries: HashTable::new(),
-            former: HashTable::new(),
-            unmoved: 0,
-            stride: STRIDE,
+            entries: GrowingTable::new(),
         }
     }
 
@@ -62,87 +44,35 @@ impl KeyTable {
     pub(crate) fn find(&self, key: u64, has: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = self.spread.tag(key);
         let is_it = |entry: &TaggedId| entry.tag == tag && has(entry.id);
-        let found = self.entries.find(place(tag), is_it);
-        if found.is_none() && !self.former.is_empty() {
-            return self.former.find(place(tag), is_it).map(|entry| entry.id);
-        }
-        found.map(|entry| entry.id)
+        self.entries.find(place(tag), is_it).map(|entry| entry.id)
     }
 
     /// Adds the record of a key that is not in the table.
     pub(crate) fn insert(&mut self, key: u64, id: u32) {
-        if self.entries.len() == self.entries.capacity() {
-            self.renew();
-        }
-        if self.unmoved > 0 {
-            self.move_some(self.stride);
-        }
         let tag = self.spread.tag(key);
-        self.put(TaggedId { tag, id });
-    }
-
-    fn put(&mut self, entry: TaggedId) {
         self.entries
-            .insert_unique(place(entry.tag), entry, |entry| place(entry.tag));
-    }
-
-    /// Makes room according to the number of records alone. Removals leave marks; a table that counted
-    /// them would double even if records only come and go.
-    fn renew(&mut self) {
-        self.move_some(usize::MAX);
-        let len = self.entries.len();
-        let room = HashTable::with_capacity(len + len / 8 + 1);
-        self.former = std::mem::replace(&mut self.entries, room);
-        self.unmoved = self.former.num_buckets();
-        let insertions = self.entries.capacity() - len;
-        self.stride = self.unmoved.div_ceil(insertions).max(STRIDE);
-        if self.unmoved <= AT_ONCE {
-            self.move_some(usize::MAX);
-        }
-    }
-
-    /// Moves what is in the next buckets of the former table.
-    fn move_some(&mut self, buckets: usize) {
-        let rest = self.unmoved.saturating_sub(buckets);
-        for bucket in rest..self.unmoved {
-            if let Ok(found) = self.former.get_bucket_entry(bucket) {
-                let (entry, _) = found.remove();
-                self.put(entry);
-            }
-        }
-        self.unmoved = rest;
-        if rest == 0 {
-            self.former = HashTable::new();
-        }
+            .insert(TaggedId { tag, id }, |entry| place(entry.tag));
     }
 
     /// Removes a record; false if it was not in the table.
     pub(crate) fn remove(&mut self, key: u64, id: u32) -> bool {
         let place = place(self.spread.tag(key));
-        let is_it = |entry: &TaggedId| entry.id == id;
-        for table in [&mut self.entries, &mut self.former] {
-            if let Ok(found) = table.find_entry(place, is_it) {
-                found.remove();
-                return true;
-            }
-        }
-        false
+        self.entries.remove(place, |entry| entry.id == id)
     }
 
     /// All records.
     pub(crate) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        (self.entries.iter().chain(&self.former)).map(|entry| entry.id)
+        self.entries.iter().map(|entry| entry.id)
     }
 
     /// How many records.
     pub(crate) fn len(&self) -> usize {
-        self.entries.len() + self.former.len()
+        self.entries.len()
     }
 
     /// Gives back what the records do not need.
     pub(crate) fn give_back(&mut self) {
-        self.move_some(usize::MAX);
-        self.entries.shrink_to_fit(|entry| place(entry.tag));
+        self.entries.give_back(|entry| place(entry.tag));
     }
 
     /// Bytes of a record in the table.
@@ -150,7 +80,7 @@ impl KeyTable {
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.entries.allocation_size() + self.former.allocation_size()
+        self.entries.bytes()
     }
 }
 
@@ -160,6 +90,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::growing::STRIDE;
     use crate::secret::Secret;
 
     /// The factor that tags were made with while it was a constant of the source.
@@ -215,8 +146,8 @@ mod tests {
                 assert!(!table.remove(gone, id));
                 model.remove(&gone);
             }
-            was_moving += u32::from(table.unmoved > 0);
-            if step % 50_021 == 0 || (table.unmoved > 0 && step % 5_003 == 0) {
+            was_moving += u32::from(table.entries.unmoved().0 > 0);
+            if step % 50_021 == 0 || (table.entries.unmoved().0 > 0 && step % 5_003 == 0) {
                 let keys: BTreeMap<u32, u64> = model.iter().map(|(&key, &id)| (id, key)).collect();
                 for (&key, &id) in &model {
                     assert_eq!(table.find(key, |id| keys.get(&id) == Some(&key)), Some(id));
@@ -234,9 +165,9 @@ mod tests {
         let mut before = 0;
         for id in 0..500_000u32 {
             table.insert(u64::from(id), id);
-            let moved = before - before.min(table.former.len());
+            let moved = before - before.min(table.entries.unmoved().1);
             assert!(moved <= STRIDE || id < 60_000, "{moved} records at {id}");
-            before = table.former.len();
+            before = table.entries.unmoved().1;
         }
     }
 }

@@ -10,8 +10,8 @@
 //! policy while it runs), and [`recovery`] to the tables of requests whose
 //! loads failed. [`blocks`] are those of one memory. [`prefix`] is our own key of a prefix, and
 //! [`wide`] and [`token_json`] are about token ids. All of these may use what is small: [`ids`],
-//! `names`, [`error`], [`secret`], `divisors`, `key_table`. [`hash`] and [`wire`] implement how
-//! engines name blocks and publish events about them:
+//! `names`, [`error`], [`secret`], `divisors`, `growing`, `key_table`. [`hash`] and [`wire`] implement
+//! how engines name blocks and publish events about them:
 //!
 //! ```
 //! use kvbraid_core::hash::HashAlgo;
@@ -35,6 +35,7 @@ pub mod cache;
 mod divisors;
 pub mod error;
 pub mod fleet;
+mod growing;
 pub mod hash;
 pub mod ids;
 mod key_table;

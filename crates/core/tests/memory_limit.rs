@@ -114,7 +114,7 @@ fn an_index_above_its_limit_once_settles_below_it_and_forgets_no_more() {
 
 #[test]
 fn several_pods_come_down_to_one_level_and_those_below_it_keep_everything() {
-    let mut index = fleet(4 << 20, &["large", "larger", "small"]);
+    let mut index = fleet(3 << 20, &["large", "larger", "small"]);
     for chain in 0..600 {
         tell(&mut index, "larger", [store(chain)]);
         if chain < 400 {

@@ -14,6 +14,7 @@ use crate::fleet::keys::units::Units;
 use crate::fleet::pod::Member;
 use crate::fleet::pod::view::{SilentViews, View};
 use crate::fleet::presence::SharedPresence;
+use crate::fleet::presence::lanes::Lanes;
 use crate::fleet::presence::nodes::{NodeId, Nodes};
 use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
 use crate::fleet::presence::slots::Whereabouts;
@@ -23,43 +24,35 @@ use crate::fleet::tier::Tier;
 use crate::prefix::PrefixKey;
 use crate::secret::Secret;
 
-/// Ranks with the same view in the same word of the planes: one evaluation answers for all of them.
+/// Ranks with the same view, at most 64: one evaluation answers for all of them. Those that a model keeps
+/// have one word of the planes.
 #[derive(Debug, Clone)]
 pub(super) struct Class {
     /// The view that the rule is evaluated with.
-    pub view: View,
-    /// The word of the planes that the ranks share.
-    pub word: u16,
-    /// The bits of its ranks in that word.
-    pub mask: u64,
+    pub view: Arc<View>,
+    /// The ranks.
+    pub lanes: Lanes,
 }
 
 impl Class {
-    /// Whether a rank is in it.
-    pub(super) fn has(&self, column: usize) -> bool {
-        usize::from(self.word) == column / 64 && self.mask & (1 << (column % 64)) != 0
-    }
-
-    /// The columns of its ranks.
-    pub(super) fn columns(&self) -> impl Iterator<Item = usize> + use<> {
-        let (first, mask) = (usize::from(self.word) * 64, self.mask);
-        (0..64)
-            .filter(move |bit| mask & (1u64 << bit) != 0)
-            .map(move |bit| first + bit)
-    }
-
     /// The same ranks with what is certain, and with what is likely, of groups that no event tells of,
     /// if they have any.
     pub(super) fn silent(&self) -> Option<(Self, Self)> {
         let SilentViews { certain, likely } = self.view.silent.as_deref()?.clone();
-        let with = |view| Self { view, ..*self };
-        Some((with(certain), with(likely)))
+        Some((self.with(certain), self.with(likely)))
     }
 
     /// The same ranks with hits inside blocks, if it is not known whether their engines have them.
     pub(super) fn inside(&self) -> Option<Self> {
-        let view = (**self.view.inside.as_ref()?).clone();
-        Some(Self { view, ..*self })
+        Some(self.with((**self.view.inside.as_ref()?).clone()))
+    }
+
+    /// The same ranks with another view.
+    pub(super) fn with(&self, view: View) -> Self {
+        Self {
+            view: Arc::new(view),
+            lanes: self.lanes.clone(),
+        }
     }
 }
 
@@ -115,9 +108,7 @@ impl Model {
             self.ranks.push(None);
             self.ranks.len() - 1
         });
-        let word = u16::try_from(index / 64).expect("fewer than 2^22 ranks");
-        let bit = 1 << (index % 64);
-        (index, Column { word, bit })
+        (index, Column::of(index))
     }
 
     /// Drops what was derived from the ranks' groups, because what is known of those of a rank has
@@ -173,10 +164,13 @@ impl Model {
             return;
         }
         let classes = self.classes();
-        let Some(class) = classes.iter().find(|class| class.has(index)) else {
+        let Some(class) = classes
+            .iter()
+            .find(|class| class.lanes.lane(index).is_some())
+        else {
             return;
         };
-        let (nodes, planes) = (&self.nodes, &self.planes);
+        let (nodes, planes, column) = (&self.nodes, &self.planes, Column::of(index));
         let holds = |node: NodeId, group: u16| {
             Tier::ALL.into_iter().any(|tier| {
                 let key = PlaneKey {
@@ -184,10 +178,10 @@ impl Model {
                     partial: false,
                     tier,
                     doubted: false,
-                    word: class.word,
+                    word: column.word,
                 };
                 let plane = planes.find(key);
-                plane.is_some_and(|plane| planes.word(plane, node) & (1 << (index % 64)) != 0)
+                plane.is_some_and(|plane| planes.word(plane, node) & column.bit != 0)
             })
         };
         self.promises.settle(index, |key| {
@@ -229,27 +223,31 @@ impl Model {
         classes
     }
 
+    /// The classes, those of one view after each other.
     fn group_ranks(&self) -> Vec<Class> {
-        let mut classes: Vec<Class> = Vec::new();
-        let mut known: HashMap<(View, u16), usize> = HashMap::new();
+        let mut by_view: Vec<Vec<Class>> = Vec::new();
+        let mut known: HashMap<View, usize> = HashMap::new();
         for rank in self.ranks.iter().flatten() {
             let Some(view) = rank.view() else {
                 continue;
             };
             let Column { word, bit } = rank.column;
-            let at = *known
-                .entry((view, word))
-                .or_insert_with_key(|(view, word)| {
-                    classes.push(Class {
-                        view: view.clone(),
-                        word: *word,
-                        mask: 0,
-                    });
-                    classes.len() - 1
-                });
-            classes[at].mask |= bit;
+            let at = *known.entry(view).or_insert_with_key(|view| {
+                let (view, lanes) = (Arc::new(view.clone()), Lanes::of(word, 0));
+                by_view.push(vec![Class { view, lanes }]);
+                by_view.len() - 1
+            });
+            // Ranks are in the order of their columns.
+            let classes = &mut by_view[at];
+            let last = classes.len() - 1;
+            if classes[last].lanes.has_word(word) {
+                classes[last].lanes.add(bit);
+            } else {
+                let (view, lanes) = (Arc::clone(&classes[last].view), Lanes::of(word, bit));
+                classes.push(Class { view, lanes });
+            }
         }
-        classes
+        by_view.into_iter().flatten().collect()
     }
 
     /// The bytes held, by capacity and estimate.

@@ -69,7 +69,7 @@ impl Explained {
         let drafts = self.drafts.iter();
         drafts
             .map(|draft| match &draft.seen {
-                Some(seen) => (seen.class).strip(seen.bit, self.num_tokens, &mut scratch),
+                Some(seen) => (seen.class).strip(seen.lane, self.num_tokens, &mut scratch),
                 None => Vec::new(),
             })
             .collect()

@@ -31,8 +31,8 @@ impl Model {
             Some(column) if idle(&column) > self.nodes.idle_bytes() => {
                 if let Some(rank) = &mut self.ranks[column] {
                     let limbo = &mut rank.limbo;
-                    rank.slots
-                        .give_back(SLOTS_MOVED, |entry, slot| limbo.move_slot(entry, slot));
+                    let moved = |entry, slot| limbo.move_slot(entry, slot);
+                    rank.slots.give_back(SLOTS_MOVED, &self.nodes, moved);
                 }
             }
             Some(_) | None => self.give_back_nodes(),
@@ -50,7 +50,7 @@ impl Model {
         }
         self.planes.end_at(NodeId(moved.end));
         for rank in self.ranks.iter_mut().flatten() {
-            rank.slots.follow(&moved);
+            rank.slots.follow(&moved, &self.nodes);
         }
     }
 }

@@ -398,7 +398,7 @@ impl<'a> Slice<'a> {
         self.infer_from_removal(removed, &hashes[..count]);
         let mut found = 0;
         for &hash in &hashes[..count] {
-            if let Some(slot) = self.rank.slots.find(hash) {
+            if let Some(slot) = self.rank.slots.find(hash, self.shared.nodes) {
                 if self.rank.catalog.shows_components && removed.component.is_none() {
                     self.remove_other_components(slot, key);
                 }

@@ -36,7 +36,9 @@ impl Slice<'_> {
             return;
         }
         let slots = &self.rank.slots;
-        let parent = stored.parent.and_then(|parent| slots.find_parent(parent));
+        let parent = stored
+            .parent
+            .and_then(|parent| slots.find_parent(parent, self.shared.nodes));
         let before = match parent.map(|slot| slots.whereabouts(slot)) {
             Some(Whereabouts::Placed(node)) => self.shared.nodes.place(node).boundary,
             Some(Whereabouts::Limbo(_)) | None => 0,
@@ -61,7 +63,7 @@ impl Slice<'_> {
             Tier::Cpu => return self.infer_on_host(hashes, groups),
             Tier::Storage => return,
         }
-        let parent = stored.parent.and_then(|hash| self.rank.slots.find(hash));
+        let parent = stored.parent.and_then(|hash| self.find(hash));
         for group in groups {
             let channel = self.inferred_channel(CERTAIN, group, Tier::Gpu);
             if let (Some(parent), false) = (parent, never_short) {
@@ -108,12 +110,16 @@ impl Slice<'_> {
             let [gpu, host] =
                 [Tier::Gpu, Tier::Cpu].map(|tier| self.inferred_channel(LIKELY, group, tier));
             for &hash in hashes {
-                let slot = self.rank.slots.find(hash);
+                let slot = self.find(hash);
                 if let Some(slot) = slot.filter(|slot| self.rank.slots.holds(*slot, gpu)) {
                     self.infer_copy(slot, host);
                 }
             }
         }
+    }
+
+    fn find(&self, hash: EngineKey) -> Option<SlotId> {
+        self.rank.slots.find(hash, self.shared.nodes)
     }
 
     fn infer_copy(&mut self, slot: SlotId, channel: ChannelId) {
@@ -123,7 +129,7 @@ impl Slice<'_> {
     /// Counts pages as held by a silent group. A page that is told of twice is in two trees of the
     /// engine, so which of them has it is not known.
     fn infer_held(&mut self, tail: &[EngineKey], told: ChannelId, channel: ChannelId) {
-        let slots = tail.iter().map(|&hash| self.rank.slots.find(hash));
+        let slots = tail.iter().map(|&hash| self.find(hash));
         let slots: SmallVec<[Option<SlotId>; 16]> = slots.collect();
         for slot in slots.into_iter().flatten() {
             if self.rank.slots.copies(slot, told) > 1 {
@@ -159,7 +165,7 @@ impl Slice<'_> {
                     continue;
                 };
                 for &hash in hashes {
-                    if let Some(slot) = self.rank.slots.find(hash) {
+                    if let Some(slot) = self.find(hash) {
                         self.withdraw(slot, channel);
                     }
                 }
@@ -233,7 +239,7 @@ impl Rank {
         for &hash in hashes {
             let place = self
                 .slots
-                .find(hash)
+                .find(hash, nodes)
                 .map(|slot| self.slots.whereabouts(slot));
             if let Some(Whereabouts::Placed(node)) = place {
                 silent.note_key(hash, nodes.key(node));
@@ -269,7 +275,7 @@ impl Rank {
         for (group, changes) in groups.into_iter().flatten().zip(changes) {
             let channel = self.inferred_channel(LIKELY, group, Tier::Gpu, shared.planes);
             for (hash, is_there) in changes {
-                match self.slots.find(hash) {
+                match self.slots.find(hash, shared.nodes) {
                     Some(slot) if is_there => self.infer_copy(slot, channel, shared),
                     Some(slot) => self.withdraw(slot, channel, shared.planes),
                     None => {}
@@ -303,35 +309,35 @@ impl Rank {
     }
 
     /// Panics unless what is likely of silent groups is shown by copies, at pages that events tell of.
-    pub(in crate::fleet) fn check_silent(&self) {
+    pub(in crate::fleet) fn check_silent(&self, nodes: &Nodes) {
         let Some(silent) = &self.silent else {
             return;
         };
         silent.check_integrity();
-        assert!(self.has_pages(), "a held page has a copy on the GPU");
-        assert!(self.shows_marks(), "a marked page has a copy");
+        assert!(self.has_pages(nodes), "a held page has a copy on the GPU");
+        assert!(self.shows_marks(nodes), "a marked page has a copy");
     }
 
     /// Whether each page that is held has a copy of which an event told: it keeps the hash known, at which
     /// a mark is shown later.
-    pub(in crate::fleet) fn has_pages(&self) -> bool {
+    pub(in crate::fleet) fn has_pages(&self, nodes: &Nodes) -> bool {
         let is_told = |channel: ChannelId| {
             let key = self.slots.channels.get(channel).key;
             key.group < CERTAIN && key.tier == Tier::Gpu
         };
         let mut held = self.silent.iter().flat_map(|silent| silent.held());
         held.all(|hash| {
-            let slot = self.slots.find(hash);
+            let slot = self.slots.find(hash, nodes);
             slot.is_some_and(|slot| self.slots.held_channels(slot).any(is_told))
         })
     }
 
     /// Whether each page at which something is likely has a copy that shows it, or soon will.
-    pub(in crate::fleet) fn shows_marks(&self) -> bool {
+    pub(in crate::fleet) fn shows_marks(&self, nodes: &Nodes) -> bool {
         let mut marked = self.silent.iter().flat_map(|silent| silent.marked());
         marked.all(|(group, hash, unshown)| {
             let channel = self.slots.channels.find(inferred(group, Tier::Gpu));
-            let held = self.slots.find(hash).zip(channel);
+            let held = self.slots.find(hash, nodes).zip(channel);
             let is_shown = held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel));
             unshown.unwrap_or(is_shown)
         })

@@ -22,7 +22,8 @@ impl Slice<'_> {
             let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot) else {
                 continue;
             };
-            let (key, hash) = (self.shared.nodes.key(node), self.rank.slots.key(slot));
+            let nodes = &*self.shared.nodes;
+            let (key, hash) = (nodes.key(node), self.rank.slots.key(slot, nodes));
             let is_root = i == 0 && stored.parent.is_none();
             if is_root && self.rank.adapters.note_root(seed, key, hash) {
                 self.rank.counts.refuse("adapter_loaded_again", 1);

@@ -13,7 +13,7 @@ use crate::fleet::keys::units::Units;
 use crate::fleet::limbo::{Fact, Frame, Limbo, Position, Salt};
 use crate::fleet::pod::engine_chain::{HashBlock, RootHashes, RootStore};
 use crate::fleet::presence::SharedPresence;
-use crate::fleet::presence::nodes::{NodeId, Place};
+use crate::fleet::presence::nodes::{NodeId, Nodes, Place};
 use crate::fleet::presence::slots::{EngineKey, LimboId, SlotId, Whereabouts};
 use crate::fleet::rank::Rank;
 use crate::prefix::{PrefixKey, Step, plus};
@@ -154,7 +154,7 @@ impl Naming<'_, '_> {
 
     /// The position where the tokens after a hash start.
     fn below(&mut self, parent: EngineKey) -> StoreStart {
-        if let Some(slot) = self.rank.slots.find_parent(parent)
+        if let Some(slot) = self.rank.slots.find_parent(parent, self.shared.nodes)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
             let place = self.shared.nodes.place(node);
@@ -163,7 +163,8 @@ impl Naming<'_, '_> {
                 salt: Salt::Known(place.salt),
             };
         }
-        let entry = self.rank.limbo.entry(parent, None, &mut self.rank.slots);
+        let Rank { limbo, slots, .. } = &mut *self.rank;
+        let entry = limbo.entry(parent, None, slots, self.shared.nodes);
         let (at, class) = self.rank.limbo.anchor(entry);
         StoreStart {
             at,
@@ -200,7 +201,10 @@ impl Naming<'_, '_> {
         let (first, end) = (chain.done, chain.done + count);
         let hashes = &self.batch.hashes_of(stored.hashes)[first..end];
         self.find_keys(stored, first..end, step.local);
-        self.rank.slots.fetch(hashes);
+        if count > 1 {
+            let keys = hashes.iter().zip(&*self.keys);
+            self.rank.slots.fetch(keys, self.shared.nodes);
+        }
         for (j, &hash) in (first..).zip(hashes) {
             step = Step {
                 tokens: step.tokens + block_size,
@@ -272,11 +276,16 @@ impl Naming<'_, '_> {
     }
 
     fn name_placed(&mut self, hash: EngineKey, place: Place, hint: &mut Option<NodeId>) -> SlotId {
-        let Some(slot) = self.rank.slots.find(hash) else {
+        let usual = self.shared.nodes.of_usual(hash, *hint);
+        let slot = (self.rank.slots).find_usual(hash, usual, self.shared.nodes);
+        let Some(slot) = slot else {
             let node = self.shared.nodes.find_or_create(place, *hint);
             self.shared.nodes.acquire(node);
             *hint = Some(node);
-            return self.rank.slots.insert(hash, Whereabouts::Placed(node));
+            return self
+                .rank
+                .slots
+                .insert_at(hash, node, usual, self.shared.nodes);
         };
         match self.rank.slots.whereabouts(slot) {
             Whereabouts::Placed(node) => {
@@ -292,7 +301,7 @@ impl Naming<'_, '_> {
 
     fn name_floating(&mut self, hash: EngineKey, at: Position, salt: Salt, ahead: u64) -> SlotId {
         let limbo = &mut self.rank.limbo;
-        if let Some(slot) = self.rank.slots.find(hash)
+        if let Some(slot) = self.rank.slots.find(hash, self.shared.nodes)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
             let place = self.shared.nodes.place(node);
@@ -306,7 +315,7 @@ impl Naming<'_, '_> {
             }
             return slot;
         }
-        let entry = limbo.entry(hash, Some(salt), &mut self.rank.slots);
+        let entry = limbo.entry(hash, Some(salt), &mut self.rank.slots, self.shared.nodes);
         let own = limbo.class_of(entry);
         limbo.add_fact(match salt {
             Salt::Of(class) => Fact::SameSalt(own, class),
@@ -374,8 +383,8 @@ impl Naming<'_, '_> {
     }
 
     /// Tells that a hash of a request's chain stands at this place.
-    pub(in crate::fleet) fn place(rank: &mut Rank, hash: EngineKey, place: Place) {
-        let slot = rank.slots.find(hash);
+    pub(in crate::fleet) fn place(rank: &mut Rank, hash: EngineKey, place: Place, nodes: &Nodes) {
+        let slot = rank.slots.find(hash, nodes);
         if let Some(Whereabouts::Limbo(entry)) = slot.map(|slot| rank.slots.whereabouts(slot)) {
             stands_at(&mut rank.limbo, entry, place);
         }

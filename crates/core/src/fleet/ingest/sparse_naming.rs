@@ -36,7 +36,7 @@ impl Naming<'_, '_> {
         let is_placed =
             |rank: &Rank, slot| matches!(rank.slots.whereabouts(slot), Whereabouts::Placed(_));
         let slots = hashes.iter().map_while(|&hash| {
-            let slot = self.rank.slots.find(hash);
+            let slot = self.rank.slots.find(hash, self.shared.nodes);
             slot.filter(|&slot| is_placed(self.rank, slot))
         });
         out.extend(slots);
@@ -59,7 +59,7 @@ impl Naming<'_, '_> {
         let salt = anchor.as_ref().map(|a| a.salt);
         for &hash in hashes {
             let Rank { slots, limbo, .. } = &mut *self.rank;
-            out.push(slots.find(hash).unwrap_or_else(|| {
+            out.push(slots.find(hash, self.shared.nodes).unwrap_or_else(|| {
                 let entry = limbo.new_entry(hash, salt, slots);
                 limbo.slot_of(entry)
             }));

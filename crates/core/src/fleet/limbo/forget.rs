@@ -157,7 +157,7 @@ impl Limbo {
                 ..LimboEntry::new(entry.slot, class)
             }));
             new.entries[id as usize] = Some(moved);
-            slots.set_whereabouts(entry.slot, Whereabouts::Limbo(moved));
+            slots.set_entry(entry.slot, moved);
             self.enter_class(moved);
         }
     }

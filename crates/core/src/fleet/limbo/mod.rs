@@ -151,7 +151,7 @@ impl LimboContext<'_> {
     pub(super) fn settle(&mut self, slot: SlotId, place: Place) {
         let node = self.nodes.find_or_create(place, None);
         self.nodes.acquire(node);
-        self.slots.set_whereabouts(slot, Whereabouts::Placed(node));
+        self.slots.stand_at(slot, node, self.nodes);
         let key = self.nodes.key(node);
         self.slots.set_presence_of(slot, key, self.planes, self.bit);
         if !self.slots.is_held(slot) {
@@ -220,8 +220,9 @@ impl Limbo {
         key: EngineKey,
         salt: Option<Salt>,
         slots: &mut Slots,
+        nodes: &Nodes,
     ) -> LimboId {
-        if let Some(slot) = slots.find(key) {
+        if let Some(slot) = slots.find(key, nodes) {
             match slots.whereabouts(slot) {
                 Whereabouts::Limbo(entry) => return entry,
                 Whereabouts::Placed(node) => panic!("hash {key} is placed at {node:?}"),
@@ -243,7 +244,7 @@ impl Limbo {
             None => self.new_class(None),
         };
         let entry = LimboId(self.entries.insert(LimboEntry::new(SlotId(0), class)));
-        let slot = slots.insert(key, Whereabouts::Limbo(entry));
+        let slot = slots.insert_undecided(key, entry);
         self.entries[entry.0].slot = slot;
         self.enter_class(entry);
         entry

@@ -4,16 +4,16 @@
 //! order, so the next boundary of a prefix is usually the next node, and look-ups try that one
 //! first.
 
+use super::ids::{EngineKey, SlotId};
 use super::moved::{Moved, idle_in_table};
+use super::usual::UsualHashes;
 use crate::fleet::keys::texts::SaltId;
 use crate::key_table::KeyTable;
 use crate::prefix::{PrefixKey, minus, plus};
 use crate::secret::{Mixer, Secret};
 use serde::{Deserialize, Serialize};
 
-/// Index of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::fleet) struct NodeId(pub u32);
+pub(in crate::fleet) use super::ids::NodeId;
 
 /// A place says where a hash stands: at which boundary of which prefix, and in whose cache. Two
 /// hashes of different engines with the same place stand for the same cached tokens.
@@ -49,6 +49,7 @@ pub(in crate::fleet) struct Nodes {
     /// The salts of the nodes that have one.
     salted: hashbrown::HashMap<u32, SaltId>,
     by_key: KeyTable,
+    usual: UsualHashes,
     free: Vec<u32>,
     /// The nodes that are still counted for slots that are gone, once for each such slot.
     let_go: Vec<NodeId>,
@@ -70,6 +71,7 @@ impl Nodes {
             ahead: hashbrown::HashMap::new(),
             salted: hashbrown::HashMap::new(),
             by_key: KeyTable::new(secret.spread()),
+            usual: UsualHashes::new(secret.spread()),
             free: Vec::new(),
             let_go: Vec::new(),
             gone: Vec::new(),
@@ -125,6 +127,7 @@ impl Nodes {
         } else {
             self.keys.push(key);
             self.meta.push(meta);
+            self.usual.push();
             u32::try_from(self.keys.len() - 1).expect("fewer than 2^32 boundaries")
         };
         if place.ahead != 0 {
@@ -141,6 +144,40 @@ impl Nodes {
     #[must_use]
     pub(in crate::fleet) fn key(&self, node: NodeId) -> PrefixKey {
         self.keys[node.0 as usize]
+    }
+
+    /// The node of which an engine's hash is the usual one. The node after `hint` is tried first.
+    #[must_use]
+    pub(in crate::fleet) fn of_usual(
+        &self,
+        hash: EngineKey,
+        hint: Option<NodeId>,
+    ) -> Option<NodeId> {
+        self.usual.node_of(hash, hint)
+    }
+
+    /// The usual hash of a node that has one.
+    #[must_use]
+    pub(in crate::fleet) fn usual(&self, node: NodeId) -> EngineKey {
+        self.usual.of(node)
+    }
+
+    /// The slot in which the first rank has it.
+    #[must_use]
+    pub(in crate::fleet) fn first_slot(&self, node: NodeId) -> SlotId {
+        self.usual.first(node)
+    }
+
+    /// Whether a hash is, or now becomes, the usual one of a node, in this slot; `usual` is what
+    /// `of_usual` gives for the hash. It stays so while the caller has the node acquired.
+    pub(in crate::fleet) fn claim(
+        &mut self,
+        node: NodeId,
+        hash: EngineKey,
+        usual: Option<NodeId>,
+        slot: SlotId,
+    ) -> bool {
+        self.usual.claim(node, hash, usual, slot)
     }
 
     /// The place of a node.
@@ -194,6 +231,7 @@ impl Nodes {
         if !self.salted.is_empty() {
             self.salted.remove(&id);
         }
+        self.usual.forget(node);
         // No prefix has this key, so a look-up with a hint never finds the free node.
         self.keys[id as usize] = u64::MAX;
         self.free.push(id);
@@ -282,6 +320,7 @@ impl Nodes {
         let each = size_of::<PrefixKey>() + size_of::<Meta>();
         (self.keys.capacity() - self.len()) * each
             + self.free.capacity() * 4
+            + self.usual.idle_bytes(self.len())
             + idle_in_table(self.by_key.bytes(), self.by_key.len(), KeyTable::ENTRY)
             + idle_in_table(self.ahead.allocation_size(), self.ahead.len(), 16)
             + idle_in_table(self.salted.allocation_size(), self.salted.len(), 16)
@@ -299,9 +338,11 @@ impl Nodes {
         self.keys.shrink_to_fit();
         self.meta.truncate(end as usize);
         self.meta.shrink_to_fit();
+        self.usual.cut_off(end as usize);
         self.free.shrink_to_fit();
         if self.free.is_empty() {
             self.by_key.give_back();
+            self.usual.give_back();
             self.ahead.shrink_to_fit();
             self.salted.shrink_to_fit();
         }
@@ -318,6 +359,7 @@ impl Nodes {
         (self.keys[to as usize], self.meta[to as usize]) = (key, meta);
         self.by_key.remove(key, from);
         self.by_key.insert(key, to);
+        self.usual.move_to(NodeId(from), NodeId(to));
         if let Some(ahead) = self.ahead.remove(&from) {
             self.ahead.insert(to, ahead);
         }
@@ -335,6 +377,7 @@ impl Nodes {
             + (self.free.capacity() + self.let_go.capacity()) * 4
             + self.gone.capacity() * size_of::<PrefixKey>()
             + self.by_key.bytes()
+            + self.usual.bytes()
             + self.ahead.allocation_size()
             + self.salted.allocation_size()
     }
@@ -353,6 +396,8 @@ impl Nodes {
                 "free node {id} still has a key"
             );
         }
+        let is_free = |node: NodeId| self.meta[node.0 as usize].refs == 0;
+        self.usual.check_integrity(is_free);
         for id in self.by_key.ids() {
             assert!(
                 self.meta[id as usize].refs > 0,

@@ -40,6 +40,17 @@ pub(in crate::fleet) struct Column {
     pub bit: u64,
 }
 
+impl Column {
+    /// The column of a rank, by its number in the model.
+    #[must_use]
+    pub(in crate::fleet) fn of(index: usize) -> Self {
+        Self {
+            word: u16::try_from(index / 64).expect("fewer than 2^22 ranks"),
+            bit: 1 << (index % 64),
+        }
+    }
+}
+
 /// Index of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::fleet) struct PlaneId(u32);
@@ -179,6 +190,17 @@ const fn address(node: NodeId) -> (usize, usize) {
     (node.0 as usize / PAGE, node.0 as usize % PAGE)
 }
 
+/// How many of these nodes, from the first on, are one after the other in one page.
+fn row_of(first: NodeId, nodes: &[Option<NodeId>]) -> usize {
+    let in_page = PAGE - address(first).1;
+    let next = (first.0..).map(|id| Some(NodeId(id))).take(in_page);
+    nodes
+        .iter()
+        .zip(next)
+        .take_while(|(node, next)| *node == next)
+        .count()
+}
+
 impl Planes {
     /// The plane of a key, if a bit has ever been set in it.
     #[must_use]
@@ -300,6 +322,33 @@ impl Planes {
                     *word |= page.words[offset];
                 }
             }
+        }
+    }
+
+    /// ORs some bits of the words of `nodes` into other bits of `out`: each bit goes to its lane.
+    pub(in crate::fleet) fn gather_bits(
+        &self,
+        plane: PlaneId,
+        nodes: &[Option<NodeId>],
+        bits: &(impl Iterator<Item = (u32, u32)> + Clone),
+        out: &mut [u64],
+    ) {
+        let pages = &self.all[plane.0 as usize].pages;
+        let mut at = 0;
+        while let Some(&first) = nodes.get(at) {
+            let row = first.map_or(1, |first| row_of(first, &nodes[at..]));
+            if let Some(first) = first
+                && let (page, offset) = address(first)
+                && let Some(Some(page)) = pages.get(page)
+            {
+                for (bit, lane) in bits.clone() {
+                    let words = &page.words[offset..offset + row];
+                    for (out, word) in out[at..at + row].iter_mut().zip(words) {
+                        *out |= (word >> bit & 1) << lane;
+                    }
+                }
+            }
+            at += row;
         }
     }
 

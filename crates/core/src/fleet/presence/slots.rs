@@ -8,19 +8,30 @@
 //! is found by its key, a slot looks only at the channels that hold it, and the number of channels
 //! is limited.
 //!
+//! A hash that is the usual one of its node is known by its node, and is stored there, once for all ranks.
+//! The others, mostly undecided ones, are kept here. So a slot takes some fifteen bytes, or sixty.
+//!
 //! In reading order:
 //! - `whole`: operations on many slots at once;
 //! - `copies`: the copies of one slot;
 //! - `idle`: slots move to free places, so that the table can be cut off;
 //! - `channels`: what sets copies of one hash apart: group, tier, owner;
-//! - `saved`: the table in a snapshot.
+//! - `saved`: the table in a snapshot;
+//! - `own`: hashes that are kept here;
+//! - `by_node`: the slots of the others;
+//! - `masks`: the channels of each slot;
+//! - `slot_set`: which slots wait for a clear, or to be forgotten.
 
 use serde::{Deserialize, Serialize};
 
+mod by_node;
 mod channels;
 mod copies;
 mod idle;
+mod masks;
+mod own;
 mod saved;
+mod slot_set;
 mod whole;
 
 use std::collections::VecDeque;
@@ -28,21 +39,20 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::nodes::NodeId;
+use super::moved::idle_in_table;
+use super::nodes::{NodeId, Nodes};
 use super::sharing::Sharing;
-use crate::key_table::KeyTable;
+use crate::prefix::PrefixKey;
 use crate::secret::Spreader;
+use by_node::ByNode;
 use channels::Channels;
+use masks::Masks;
+use own::{OwnHash, OwnHashes};
+use slot_set::SlotSet;
 
+pub(in crate::fleet) use super::ids::{EngineKey, SlotId};
 pub(in crate::fleet) use channels::{Channel, ChannelId, ChannelKey};
 pub(in crate::fleet) use saved::{PlacesRead, SavedSlots, SlotBefore};
-
-/// An engine's hash of a block, as the wire's 64-bit integer.
-pub(in crate::fleet) type EngineKey = u64;
-
-/// Index of a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(in crate::fleet) struct SlotId(pub u32);
 
 /// Index of a limbo entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,16 +67,19 @@ pub(in crate::fleet) enum Whereabouts {
     Limbo(LimboId),
 }
 
+/// What the hash of a slot is known by.
 #[derive(Debug, Clone, Copy)]
-struct Slot {
-    key: EngineKey,
-    mask: u64,
-    place: u32,
-    retired: bool,
-    stirred: bool,
+enum KnownBy {
+    /// The hash is the usual one of this node.
+    Node(NodeId),
+    /// The hash is kept at this index.
+    Own(u32),
+    /// The slot belongs to no hash.
+    Nothing,
 }
 
 const LIMBO: u32 = 1 << 31;
+const OWN: u32 = 1 << 31;
 /// The place of a slot that belongs to no hash.
 const NOWHERE: u32 = u32::MAX;
 /// A rank keeps at least this many names without a copy: about half a megabyte.
@@ -78,8 +91,13 @@ type Counts = SmallVec<[(u16, u32); 2]>;
 /// The table of one rank.
 #[derive(Debug)]
 pub(in crate::fleet) struct Slots {
-    by_key: KeyTable,
-    table: Vec<Slot>,
+    /// For each slot, its node if its hash is the usual one there, or `OWN` and the index of its hash.
+    places: Vec<u32>,
+    by_node: ByNode,
+    own: OwnHashes,
+    masks: Masks,
+    /// How many slots belong to a hash.
+    num_used: usize,
     free: Vec<u32>,
     /// The slot that was made last, unless it has been forgotten.
     newest: Option<SlotId>,
@@ -94,8 +112,10 @@ pub(in crate::fleet) struct Slots {
     on_gpu: u64,
     /// The bits that more than one hash sets.
     pub(in crate::fleet) sharing: Sharing,
-    /// The slots that got a copy since the last clear, each listed once.
-    stirred: Vec<u32>,
+    /// The slots that got a copy since the last clear, which has to look at them.
+    stirred: SlotSet,
+    /// Which slots are in the queue of slots to be forgotten.
+    is_retired: SlotSet,
     /// The slots without a copy, oldest first. They are kept for a while because children still
     /// refer to them.
     retired: VecDeque<u32>,
@@ -108,8 +128,11 @@ impl Slots {
     #[must_use]
     pub(in crate::fleet) fn new(spread: Spreader) -> Self {
         Self {
-            by_key: KeyTable::new(spread),
-            table: Vec::new(),
+            places: Vec::new(),
+            by_node: ByNode::new(spread),
+            own: OwnHashes::new(spread),
+            masks: Masks::default(),
+            num_used: 0,
             free: Vec::new(),
             newest: None,
             channels: Channels::default(),
@@ -117,7 +140,8 @@ impl Slots {
             spilled: 0,
             on_gpu: 0,
             sharing: Sharing::default(),
-            stirred: Vec::new(),
+            stirred: SlotSet::default(),
+            is_retired: SlotSet::default(),
             retired: VecDeque::new(),
             hand: 0,
         }
@@ -125,117 +149,223 @@ impl Slots {
 
     /// The slot of a hash.
     #[must_use]
-    pub(in crate::fleet) fn find(&self, key: EngineKey) -> Option<SlotId> {
-        let has = |id: u32| self.table[id as usize].key == key;
-        self.by_key.find(key, has).map(SlotId)
+    pub(in crate::fleet) fn find(&self, key: EngineKey, nodes: &Nodes) -> Option<SlotId> {
+        self.find_usual(key, nodes.of_usual(key, None), nodes)
+    }
+
+    /// The same as `find` for a hash that is the usual one of this node.
+    #[must_use]
+    pub(in crate::fleet) fn find_usual(
+        &self,
+        key: EngineKey,
+        usual: Option<NodeId>,
+        nodes: &Nodes,
+    ) -> Option<SlotId> {
+        let slot = usual.and_then(|node| self.at_node(node, nodes));
+        slot.or_else(|| self.own.find(key))
+    }
+
+    /// The slot whose hash is the usual one of a node.
+    fn at_node(&self, node: NodeId, nodes: &Nodes) -> Option<SlotId> {
+        let first = nodes.first_slot(node);
+        if self.places.get(first.0 as usize) == Some(&node.0) {
+            return Some(first);
+        }
+        self.by_node.find(node, &self.places)
     }
 
     /// The same as `find`, for the parent of a store. It is usually the newest hash, whose slot is
     /// known without a look-up: reading back what was just written into the table would be slow.
     #[must_use]
-    pub(in crate::fleet) fn find_parent(&self, key: EngineKey) -> Option<SlotId> {
-        let newest = self.newest.filter(|&slot| self.key(slot) == key);
-        newest.or_else(|| self.find(key))
+    pub(in crate::fleet) fn find_parent(&self, key: EngineKey, nodes: &Nodes) -> Option<SlotId> {
+        let newest = self.newest.filter(|&slot| self.key(slot, nodes) == key);
+        newest.or_else(|| self.find(key, nodes))
     }
 
-    /// Looks up hashes that will be looked up one by one next. The look-ups here do not depend on
-    /// each other, so their fetches from memory overlap. Returns how many of the hashes are known.
-    pub(in crate::fleet) fn fetch(&self, keys: &[EngineKey]) -> usize {
-        keys.iter().filter(|&&key| self.find(key).is_some()).count()
+    /// Looks up hashes that will be looked up one by one next, or the boundaries that new ones will get.
+    /// The look-ups here do not depend on each other, so their fetches from memory overlap. Returns how
+    /// many were found.
+    pub(in crate::fleet) fn fetch<'a>(
+        &self,
+        keys: impl Iterator<Item = (&'a EngineKey, &'a PrefixKey)>,
+        nodes: &Nodes,
+    ) -> usize {
+        let (mut hint, mut found) = (None, 0);
+        for (&key, &boundary) in keys {
+            let usual = nodes.of_usual(key, hint);
+            let is_known = self.find_usual(key, usual, nodes).is_some();
+            hint = usual.or_else(|| nodes.find(boundary, hint)).or(hint);
+            found += usize::from(is_known || hint.is_some());
+        }
+        found
     }
 
-    /// Makes the slot of a hash that has none, without copies.
-    pub(in crate::fleet) fn insert(&mut self, key: EngineKey, whereabouts: Whereabouts) -> SlotId {
-        let slot = Slot {
-            key,
-            mask: 0,
-            place: encode(whereabouts),
-            retired: false,
-            stirred: false,
-        };
-        let id = if let Some(id) = self.free.pop() {
-            let stirred = self.table[id as usize].stirred;
-            self.table[id as usize] = Slot { stirred, ..slot };
-            id
+    /// Makes the slot of an undecided hash that has none, without copies.
+    pub(in crate::fleet) fn insert_undecided(&mut self, key: EngineKey, entry: LimboId) -> SlotId {
+        let slot = self.new_slot();
+        self.keep(slot, key, encode(Whereabouts::Limbo(entry)));
+        slot
+    }
+
+    /// Makes the slot of a hash that has none and stands at a node, without copies; `usual` is the
+    /// node of which it is the usual one.
+    pub(in crate::fleet) fn insert_at(
+        &mut self,
+        key: EngineKey,
+        node: NodeId,
+        usual: Option<NodeId>,
+        nodes: &mut Nodes,
+    ) -> SlotId {
+        let slot = self.new_slot();
+        if nodes.claim(node, key, usual, slot) {
+            self.know_by(slot, node, nodes);
         } else {
-            self.table.push(slot);
-            u32::try_from(self.table.len() - 1).expect("fewer than 2^32 hashes")
-        };
-        self.by_key.insert(key, id);
+            self.keep(slot, key, node.0);
+        }
+        slot
+    }
+
+    fn new_slot(&mut self) -> SlotId {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.places.push(NOWHERE);
+            self.masks.push();
+            u32::try_from(self.places.len() - 1).expect("fewer than 2^32 hashes")
+        });
+        self.num_used += 1;
         self.newest = Some(SlotId(id));
         SlotId(id)
     }
 
-    /// Forgets a slot that has no copies.
-    pub(in crate::fleet) fn forget(&mut self, slot: SlotId) {
-        let key = self.key(slot);
-        debug_assert!(!self.is_held(slot), "slot {slot:?} is forgotten while held");
-        if self.by_key.remove(key, slot.0) {
-            let entry = &mut self.table[slot.0 as usize];
-            (entry.retired, entry.place) = (false, NOWHERE);
-            self.free.push(slot.0);
-            self.newest = self.newest.filter(|&newest| newest != slot);
+    /// Makes a slot that of the usual hash of a node.
+    fn know_by(&mut self, slot: SlotId, node: NodeId, nodes: &Nodes) {
+        self.places[slot.0 as usize] = node.0;
+        if nodes.first_slot(node) != slot {
+            self.by_node.insert(slot, &self.places);
         }
     }
 
-    /// The hash of a slot.
+    /// Keeps the hash of a slot here.
+    fn keep(&mut self, slot: SlotId, key: EngineKey, place: u32) {
+        let index = self.own.insert(OwnHash { key, place, slot });
+        self.places[slot.0 as usize] = OWN | index;
+    }
+
+    /// Keeps a hash here no longer. Its slot belongs to no hash then.
+    fn unkeep(&mut self, index: u32) {
+        let removed = self.own.remove(index);
+        self.places[removed.slot.0 as usize] = NOWHERE;
+        if let Some(moved) = self.own.all.get(index as usize) {
+            self.places[moved.slot.0 as usize] = OWN | index;
+        }
+    }
+
+    /// Forgets a slot that has no copies.
+    pub(in crate::fleet) fn forget(&mut self, slot: SlotId) {
+        debug_assert!(!self.is_held(slot), "slot {slot:?} is forgotten while held");
+        match self.known_by(slot) {
+            KnownBy::Node(node) => {
+                self.by_node.remove(slot, node.0);
+                self.places[slot.0 as usize] = NOWHERE;
+            }
+            KnownBy::Own(index) => self.unkeep(index),
+            KnownBy::Nothing => return,
+        }
+        self.num_used -= 1;
+        self.is_retired.remove(slot);
+        self.free.push(slot.0);
+        self.newest = self.newest.filter(|&newest| newest != slot);
+    }
+
+    fn known_by(&self, slot: SlotId) -> KnownBy {
+        match self.places.get(slot.0 as usize) {
+            None | Some(&NOWHERE) => KnownBy::Nothing,
+            Some(&place) if place & OWN == 0 => KnownBy::Node(NodeId(place)),
+            Some(&place) => KnownBy::Own(place & !OWN),
+        }
+    }
+
+    /// The hash of a slot that belongs to one.
     #[must_use]
-    pub(in crate::fleet) fn key(&self, slot: SlotId) -> EngineKey {
-        self.table[slot.0 as usize].key
+    pub(in crate::fleet) fn key(&self, slot: SlotId, nodes: &Nodes) -> EngineKey {
+        self.hash_in(slot, nodes)
+            .unwrap_or_else(|| panic!("slot {slot:?} belongs to no hash"))
+    }
+
+    /// The hash of a slot, if there is such a slot and it belongs to one.
+    #[must_use]
+    pub(in crate::fleet) fn hash_in(&self, slot: SlotId, nodes: &Nodes) -> Option<EngineKey> {
+        match self.known_by(slot) {
+            KnownBy::Node(node) => Some(nodes.usual(node)),
+            KnownBy::Own(index) => Some(self.own.all[index as usize].key),
+            KnownBy::Nothing => None,
+        }
+    }
+
+    /// The hash of a slot if it is kept here, as each undecided one is.
+    #[must_use]
+    pub(in crate::fleet) fn own_key(&self, slot: SlotId) -> Option<EngineKey> {
+        match self.known_by(slot) {
+            KnownBy::Own(index) => Some(self.own.all[index as usize].key),
+            KnownBy::Node(_) | KnownBy::Nothing => None,
+        }
+    }
+
+    /// Where the hash of a slot stands, as it is encoded; `NOWHERE` if it belongs to none.
+    fn place(&self, slot: SlotId) -> u32 {
+        match self.known_by(slot) {
+            KnownBy::Node(node) => node.0,
+            KnownBy::Own(index) => self.own.all[index as usize].place,
+            KnownBy::Nothing => NOWHERE,
+        }
+    }
+
+    /// The node of a slot whose hash is placed.
+    fn node(&self, slot: SlotId) -> Option<NodeId> {
+        let place = self.place(slot);
+        (place & LIMBO == 0).then_some(NodeId(place))
     }
 
     /// Where the hash of a slot stands.
     #[must_use]
     pub(in crate::fleet) fn whereabouts(&self, slot: SlotId) -> Whereabouts {
-        decode(self.table[slot.0 as usize].place)
+        decode(self.place(slot))
     }
 
-    /// Sets where the hash of a slot stands.
-    pub(in crate::fleet) fn set_whereabouts(&mut self, slot: SlotId, whereabouts: Whereabouts) {
-        self.table[slot.0 as usize].place = encode(whereabouts);
+    /// Gives an undecided hash another entry in limbo. Returns false if the hash is not kept here.
+    pub(in crate::fleet) fn set_entry(&mut self, slot: SlotId, entry: LimboId) -> bool {
+        let KnownBy::Own(index) = self.known_by(slot) else {
+            return false;
+        };
+        self.own.all[index as usize].place = encode(Whereabouts::Limbo(entry));
+        true
     }
 
-    /// Notes that a clear has to look at a slot.
-    fn stir(&mut self, slot: SlotId) {
-        if self.stirred.len() == self.stirred.capacity() {
-            self.drop_still();
+    /// Places a hash that was undecided.
+    pub(in crate::fleet) fn stand_at(&mut self, slot: SlotId, node: NodeId, nodes: &mut Nodes) {
+        let KnownBy::Own(index) = self.known_by(slot) else {
+            return;
+        };
+        let key = self.own.all[index as usize].key;
+        if nodes.claim(node, key, nodes.of_usual(key, None), slot) {
+            self.unkeep(index);
+            self.know_by(slot, node, nodes);
+        } else {
+            self.own.all[index as usize].place = node.0;
         }
-        self.table[slot.0 as usize].stirred = true;
-        self.stirred.push(slot.0);
-    }
-
-    /// Removes the slots without copies from those that a clear looks at, and makes room for as
-    /// many again as stay.
-    fn drop_still(&mut self) {
-        let mut stirred = std::mem::take(&mut self.stirred);
-        stirred.retain(|&id| {
-            let is_held = self.is_held(SlotId(id));
-            self.table[id as usize].stirred = is_held;
-            is_held
-        });
-        stirred.reserve_exact(stirred.len().max(64));
-        self.stirred = stirred;
     }
 
     /// Takes the held slots that got a copy since the last clear. What the other slots hold is
     /// already in doubt.
     pub(in crate::fleet) fn take_stirred(&mut self) -> Vec<SlotId> {
-        let all = self.take_some_stirred(usize::MAX);
-        self.stirred = Vec::new();
-        all
+        self.take_some_stirred(usize::MAX)
     }
 
     /// Takes up to `most` of the slots that got a copy since the last clear, and returns those that
     /// are held.
     pub(in crate::fleet) fn take_some_stirred(&mut self, most: usize) -> Vec<SlotId> {
-        let rest = self.stirred.len().saturating_sub(most);
-        let some: Vec<SlotId> = self.stirred.drain(rest..).map(SlotId).collect();
-        for slot in &some {
-            self.table[slot.0 as usize].stirred = false;
-        }
-        some.into_iter()
-            .filter(|&slot| self.is_held(slot))
-            .collect()
+        let mut some = self.stirred.take(most);
+        some.retain(|&slot| self.is_held(slot));
+        some
     }
 
     /// How many slots got a copy since the last clear, held or not.
@@ -246,9 +376,7 @@ impl Slots {
 
     /// Puts a slot without copies at the end of the queue of slots to be forgotten.
     pub(in crate::fleet) fn retire(&mut self, slot: SlotId) {
-        let entry = &mut self.table[slot.0 as usize];
-        if !entry.retired {
-            entry.retired = true;
+        if self.is_retired.insert(slot) {
             self.retired.push_back(slot.0);
         }
     }
@@ -270,12 +398,11 @@ impl Slots {
 
     fn next_beyond(&mut self, allowance: impl Fn(&Self) -> usize) -> Option<SlotId> {
         while self.retired.len() > allowance(self) {
-            let id = self.retired.pop_front()?;
+            let slot = SlotId(self.retired.pop_front()?);
             // A slot that was forgotten in the meantime has lost its mark; its index may be in use
             // again.
-            let was_retired = std::mem::take(&mut self.table[id as usize].retired);
-            if was_retired && !self.is_held(SlotId(id)) {
-                return Some(SlotId(id));
+            if self.is_retired.remove(slot) && !self.is_held(slot) {
+                return Some(slot);
             }
         }
         None
@@ -295,48 +422,55 @@ impl Slots {
     /// The number of hashes with a slot, held or not.
     #[must_use]
     pub(in crate::fleet) fn len(&self) -> usize {
-        self.by_key.len()
+        self.num_used
     }
 
-    /// All slots.
+    /// All slots that belong to a hash.
     pub(in crate::fleet) fn iter(&self) -> impl Iterator<Item = SlotId> + '_ {
-        self.by_key.ids().map(SlotId)
+        let places = (0u32..).map(SlotId).zip(&self.places);
+        places
+            .filter(|(_, place)| **place != NOWHERE)
+            .map(|(slot, _)| slot)
     }
 
     /// Bytes held, by capacity.
     #[must_use]
     pub(in crate::fleet) fn bytes(&self) -> usize {
-        self.by_key.bytes()
-            + self.table.capacity() * size_of::<Slot>()
+        self.places.capacity() * size_of::<u32>()
+            + self.by_node.bytes()
+            + self.own.bytes()
+            + self.masks.bytes()
             + self.bytes_beside().0
             + self.bytes_beside().1
-            + (self.free.capacity() + self.retired.capacity() + self.stirred.capacity()) * 4
+            + self.stirred.bytes()
+            + self.is_retired.bytes()
+            + (self.free.capacity() + self.retired.capacity()) * 4
     }
 
     /// Panics unless every slot is found by its key and the side table refers only to slots in use.
-    pub(in crate::fleet) fn check_integrity(&self) {
+    pub(in crate::fleet) fn check_integrity(&self, nodes: &Nodes) {
         self.check_sharing();
-        let stirred = self.table.iter().filter(|slot| slot.stirred).count();
-        assert_eq!(stirred, self.stirred.len(), "what a clear looks at");
         assert_eq!(
-            self.by_key.len() + self.free.len(),
-            self.table.len(),
+            self.len() + self.free.len(),
+            self.places.len(),
             "slots and free slots"
         );
         for &id in &self.free {
-            assert_eq!(self.table[id as usize].place, NOWHERE, "slot {id} is free");
+            assert_eq!(self.places[id as usize], NOWHERE, "slot {id} is free");
         }
         for slot in self.iter() {
             assert_eq!(
-                self.find(self.key(slot)),
+                self.find(self.key(slot, nodes), nodes),
                 Some(slot),
                 "slot {slot:?} by its key"
             );
         }
+        self.check_known_by(nodes);
         let spilled: usize = self.more.values().map(spilled_bytes).sum();
         assert_eq!(spilled, self.spilled, "bytes of counts");
         if let Some(newest) = self.newest {
-            assert_eq!(self.find(self.key(newest)), Some(newest), "the newest slot");
+            let key = self.key(newest, nodes);
+            assert_eq!(self.find(key, nodes), Some(newest), "the newest slot");
         }
         for (&slot, counts) in &self.more {
             assert!(
@@ -354,12 +488,25 @@ impl Slots {
                 );
             }
         }
-        let on_gpu: u64 = (0..self.table.len())
+        let on_gpu: u64 = (0..self.places.len())
             .filter_map(|at| self.held_at(at))
             .map(|slot| self.copies_on_gpu(slot))
             .sum();
         assert_eq!(on_gpu, self.on_gpu, "copies on the GPU");
         self.channels.check_integrity();
+    }
+
+    /// Panics unless each slot is where its hash is looked for.
+    fn check_known_by(&self, nodes: &Nodes) {
+        let elsewhere = self.iter().filter(|&slot| {
+            let node = self.node(slot).filter(|_| self.own_key(slot).is_none());
+            node.is_some_and(|node| nodes.first_slot(node) != slot)
+        });
+        assert_eq!(elsewhere.count(), self.by_node.len(), "slots by node");
+        for (index, hash) in (0u32..).zip(&self.own.all) {
+            let place = self.places[hash.slot.0 as usize];
+            assert_eq!(place, OWN | index, "a hash that is kept here, by its slot");
+        }
     }
 }
 

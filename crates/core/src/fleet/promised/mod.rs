@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
+use crate::fleet::presence::lanes::Lanes;
 use crate::prefix::PrefixKey;
 pub(in crate::fleet) use paths::Coming;
 use paths::{PathId, Paths};
@@ -134,25 +135,24 @@ impl Promises {
         }
     }
 
-    /// Of some ranks of one word, those whose windows are kept only where states are.
-    pub(in crate::fleet) fn sparse_of(&self, word: u16, mask: u64) -> u64 {
-        let first = usize::from(word) * 64;
-        let is_sparse = |bit: &usize| self.sparse.contains(&(first + bit));
-        let bits = (0..64).filter(|bit| mask & (1u64 << bit) != 0);
-        bits.filter(is_sparse).fold(0, |word, bit| word | 1 << bit)
+    /// Of some ranks, those whose windows are kept only where states are.
+    pub(in crate::fleet) fn sparse_of(&self, lanes: &Lanes) -> u64 {
+        let sparse = lanes
+            .ranks()
+            .filter(|(column, _)| self.sparse.contains(column));
+        sparse.fold(0, |word, (_, lane)| word | 1 << lane)
     }
 
-    /// What is promised along a prompt to ranks of one word; `None` if nothing is.
+    /// What is promised along a prompt to some ranks; `None` if nothing is.
     pub(in crate::fleet) fn along(
         &self,
         unit: u32,
         keys: impl Iterator<Item = PrefixKey>,
-        word: u16,
-        mask: u64,
+        lanes: &Lanes,
     ) -> Option<Coming> {
         let paths = self.paths.get(&unit)?;
         let keys: Vec<PrefixKey> = keys.collect();
-        paths.along(&keys, word, mask)
+        paths.along(&keys, lanes)
     }
 
     /// Whether anything is promised to a rank.

@@ -12,6 +12,7 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::fleet::presence::lanes::Lanes;
 use crate::prefix::PrefixKey;
 
 /// Index of a path.
@@ -160,14 +161,14 @@ impl Paths {
         }
     }
 
-    /// What is promised along these keys to ranks of one word; `None` if nothing is.
-    pub(super) fn along(&self, keys: &[PrefixKey], word: u16, mask: u64) -> Option<Coming> {
+    /// What is promised along these keys to some ranks; `None` if nothing is.
+    pub(super) fn along(&self, keys: &[PrefixKey], lanes: &Lanes) -> Option<Coming> {
         let (mut dense, mut kept) = (Vec::new(), Vec::new());
         let mut any = 0;
         while let Some(id) = keys.get(dense.len()).and_then(|k| self.by_first_key.get(k)) {
             let path = &self.all[id.0 as usize];
             let common = shared(&path.keys, &keys[dense.len()..]);
-            let bits = bits_of(&path.promised, word) & mask;
+            let bits = bits_of(&path.promised, lanes);
             any |= bits;
             dense.resize(dense.len() + common, bits);
             kept.resize(dense.len(), 0);
@@ -175,7 +176,7 @@ impl Paths {
                 break;
             }
             if let Some(last) = kept.last_mut() {
-                *last = bits_of(&path.kept, word) & mask;
+                *last = bits_of(&path.kept, lanes);
             }
         }
         (any != 0).then_some(Coming { dense, kept })
@@ -260,12 +261,10 @@ fn uncount(counts: &mut PerColumn, column: usize) {
     }
 }
 
-/// The columns of one word, as bits.
-fn bits_of(counts: &PerColumn, word: u16) -> u64 {
-    let own = counts
-        .iter()
-        .filter(|(column, _)| column / 64 == usize::from(word));
-    own.fold(0, |bits, (column, _)| bits | 1 << (column % 64))
+/// The lanes of the columns.
+fn bits_of(counts: &PerColumn, lanes: &Lanes) -> u64 {
+    let own = counts.iter().filter_map(|&(column, _)| lanes.lane(column));
+    own.fold(0, |bits, lane| bits | 1 << lane)
 }
 
 /// The number of keys with which both begin.

@@ -134,7 +134,8 @@ impl RequestSearch<'_, '_> {
         let is_ambiguous = |node: &Option<NodeId>| {
             let key = node.map(|node| self.model.nodes.key(node));
             key.is_some_and(|key| {
-                sharing.is_ambiguous(key) || load.is_some_and(|load| !rank.holds_of(load, key, set))
+                sharing.is_ambiguous(key)
+                    || load.is_some_and(|load| !rank.holds_of(load, key, set, &self.model.nodes))
             })
         };
         let nodes = &self.prompt_keys[class_query.keys].nodes;
@@ -145,7 +146,7 @@ impl RequestSearch<'_, '_> {
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.truncate(first);
         }
-        let bit = column % 64;
+        let bit = class_query.lane(column);
         let query = self.query(1 << bit, Unknown::Strict);
         let topology = &class_query.class.view.topology;
         let answers = words.with_held(self.unit(class_query.keys), |held| {
@@ -170,7 +171,7 @@ impl RequestSearch<'_, '_> {
         hidden: u64,
         scratch: &mut rule::Scratch,
     ) -> u32 {
-        let bit = column % 64;
+        let bit = class_query.lane(column);
         let mut words = self.words(class_query, set, true);
         let length = self.prompt_keys[class_query.keys].prefixes().len();
         for list in words.whole.iter_mut().chain(&mut words.partial) {

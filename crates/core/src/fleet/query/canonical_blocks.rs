@@ -271,7 +271,7 @@ pub(in crate::fleet) fn scores(
         return Some([0.0; HOLDERS]);
     }
     let coverage = Coverage::of(search, class_query, &roles, grid, &tiers);
-    let hits = coverage.hits(&roles, grid, class_query.class.mask, scratch);
+    let hits = coverage.hits(&roles, grid, class_query.class.lanes.mask(), scratch);
     let weights: Vec<f64> = tiers.iter().map(|tier| all[*tier as usize]).collect();
     Some(coverage.value(&hits, &weights))
 }

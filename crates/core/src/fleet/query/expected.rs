@@ -28,14 +28,13 @@ impl RequestSearch<'_, '_> {
     ) {
         let set = rows.tier_sets[shown.index];
         let likely = (shown.likely).map(|class_query| self.read(class_query, set, scratch));
-        for column in class_query.class.columns() {
-            let bit = column % 64;
+        for (column, lane) in class_query.class.lanes.ranks() {
             let (_, bounds) = rows.row(column).tiers[shown.index];
             let tokens = match &likely {
                 _ if bounds.lower == bounds.upper => bounds.lower,
-                Some(likely) => likely[bit].clamp(bounds.lower, bounds.upper),
+                Some(likely) => likely[lane].clamp(bounds.lower, bounds.upper),
                 None => self
-                    .expected(class_query, (column, set), shown.told[bit], scratch)
+                    .expected(class_query, (column, set), shown.told[lane], scratch)
                     .clamp(bounds.lower, bounds.upper),
             };
             rows.likely(column).add(set, tokens);
@@ -62,11 +61,12 @@ impl RequestSearch<'_, '_> {
         let has_doubts = rank.is_some_and(|rank| rank.slots.channels.has_doubts());
         if has_doubts {
             let words = self.words(class_query, set, true);
-            let query = self.query(1 << (column % 64), Unknown::Strict);
+            let lane = class_query.lane(column);
+            let query = self.query(1 << lane, Unknown::Strict);
             let answers = words.with_held(self.unit(class_query.keys), |held| {
                 rule::resume(&class_query.class.view.topology, held, query, scratch)
             });
-            answers[column % 64]
+            answers[lane]
         } else {
             shown
         }

@@ -99,7 +99,7 @@ impl RequestSearch<'_, '_> {
             let matches: Vec<(EngineKey, usize)> = rank
                 .limbo
                 .slots()
-                .map(|slot| rank.slots.key(slot))
+                .map(|slot| rank.slots.key(slot, &self.model.nodes))
                 .filter_map(|key| by_key.get(&key).map(|&i| (key, i)))
                 .collect();
             if matches.is_empty() {
@@ -116,7 +116,7 @@ impl RequestSearch<'_, '_> {
                         ahead: keys.ahead(i).unwrap_or(0),
                         salt,
                     };
-                    Naming::place(rank, key, place);
+                    Naming::place(rank, key, place, shared.nodes);
                 }
                 rank.solve_for_query(shared, &effort);
             });
@@ -151,7 +151,7 @@ impl RequestSearch<'_, '_> {
     fn undecided(&mut self) -> Vec<Undecided> {
         let mut found = Vec::new();
         for class in self.model.classes().iter() {
-            for column in class.columns().filter(|&c| self.asked.has(c)) {
+            for (column, _) in class.lanes.within(&self.asked.masks).ranks() {
                 let rank = self.model.ranks[column].as_ref();
                 let Some(rank) = rank.filter(|r| !r.limbo.is_empty()) else {
                     continue;

@@ -12,6 +12,7 @@ use super::soon;
 use super::tier_score;
 use super::words::{ClassPresence, RankPresence, Words};
 use crate::fleet::model::Class;
+use crate::fleet::pod::view::View;
 use crate::fleet::rank::Rank;
 use crate::fleet::state::State;
 use crate::fleet::tier::TierSet;
@@ -32,15 +33,8 @@ impl RequestSearch<'_, '_> {
             .collect();
         let mut likely = vec![Likely::default(); rows.len()];
         let asked = Arc::clone(&self.asked);
-        for class in self.model.classes().iter() {
-            let mask = class.mask & asked.masks[usize::from(class.word)];
-            if mask == 0 {
-                continue;
-            }
-            let class = Class {
-                mask,
-                ..restrict(class.clone(), self.request.only_full)
-            };
+        for class in self.classes() {
+            let class = restrict(class, self.request.only_full);
             let mut rows = RowsByColumn {
                 rows: &mut rows,
                 likely: &mut likely,
@@ -56,6 +50,26 @@ impl RequestSearch<'_, '_> {
             }
         }
         rows
+    }
+
+    /// The requested ranks, by class. Where few ranks of a word are requested, those of several words
+    /// are evaluated together.
+    fn classes(&mut self) -> Vec<Class> {
+        let mut classes: Vec<Class> = Vec::new();
+        for class in self.model.classes().iter() {
+            let lanes = class.lanes.within(&self.asked.masks);
+            if lanes.mask() == 0 {
+                continue;
+            }
+            let is_joined = classes.last_mut().is_some_and(|last| {
+                Arc::ptr_eq(&last.view, &class.view) && last.lanes.join(&lanes)
+            });
+            if !is_joined {
+                let view = Arc::clone(&class.view);
+                classes.push(Class { view, lanes });
+            }
+        }
+        classes
     }
 
     /// The sets of tiers to answer for: the requested set, GPU alone, and GPU with each further
@@ -125,8 +139,8 @@ impl RequestSearch<'_, '_> {
         };
         for (index, &set) in rows.tier_sets.iter().enumerate() {
             let told = self.read(class_query, set, scratch);
-            for column in class.columns() {
-                let of_column = (told[column % 64], None);
+            for (column, lane) in class.lanes.ranks() {
+                let of_column = (told[lane], None);
                 let other = self.bounds(class_query, column, set, of_column, scratch);
                 let row = rows.row(column);
                 let bounds = &mut row.tiers[index].1;
@@ -150,7 +164,7 @@ impl RequestSearch<'_, '_> {
         rows: &mut RowsByColumn<'_>,
     ) -> [u32; HOLDERS] {
         let ClassQuery { class, keys } = class_query;
-        let query = self.query(class.mask, Unknown::Strict);
+        let query = self.query(class.lanes.mask(), Unknown::Strict);
         let lower = words.with_held(self.unit(keys), |held| {
             rule::resume(&class.view.topology, held, query, scratch)
         });
@@ -160,10 +174,9 @@ impl RequestSearch<'_, '_> {
             let class_query = ClassQuery { class, keys };
             (class_query, self.read(class_query, set, scratch))
         });
-        for column in class.columns() {
-            let bit = column % 64;
-            let certain = certain.map(|(class_query, lengths)| (class_query, lengths[bit]));
-            let bounds = self.bounds(class_query, column, set, (lower[bit], certain), scratch);
+        for (column, lane) in class.lanes.ranks() {
+            let certain = certain.map(|(class_query, lengths)| (class_query, lengths[lane]));
+            let bounds = self.bounds(class_query, column, set, (lower[lane], certain), scratch);
             let row = rows.row(column);
             row.tiers[index] = (set, bounds);
             if index == 0 {
@@ -190,7 +203,7 @@ impl RequestSearch<'_, '_> {
         set: TierSet,
         scratch: &mut rule::Scratch,
     ) -> [u32; HOLDERS] {
-        let query = self.query(class_query.class.mask, Unknown::Strict);
+        let query = self.query(class_query.class.lanes.mask(), Unknown::Strict);
         let words = self.words(class_query, set, false);
         words.with_held(self.unit(class_query.keys), |held| {
             rule::resume(&class_query.class.view.topology, held, query, scratch)
@@ -206,19 +219,19 @@ impl RequestSearch<'_, '_> {
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) {
-        let Class { view, mask, .. } = class_query.class;
-        let query = self.query(*mask, Unknown::Strict);
+        let Class { view, lanes } = class_query.class;
+        let query = self.query(lanes.mask(), Unknown::Strict);
         let (present, limits) = words.with_held(self.unit(class_query.keys), |held| {
             (
                 rule::present(&view.topology, held, query, scratch),
                 rule::limiting(&view.topology, held, query, lower, scratch),
             )
         });
-        for column in class_query.class.columns() {
+        for (column, lane) in lanes.ranks() {
             let row = rows.row(column);
-            row.present = present[column % 64];
+            row.present = present[lane];
             row.present_soon = row.present;
-            let limit = limits[column % 64];
+            let limit = limits[lane];
             row.limiting = limit.map(|limit| Limiting {
                 group: Rank::group_name(view.groups[limit.group]),
                 boundary: limit.boundary,
@@ -237,13 +250,13 @@ impl RequestSearch<'_, '_> {
             .request
             .canonical_blocks
             .map(|blocks| canonical_blocks::scores(self, class_query, blocks, scratch));
-        for column in class_query.class.columns() {
+        for (column, lane) in class_query.class.lanes.ranks() {
             let score = match &by_blocks {
                 None => {
                     let likely = *rows.likely(column);
-                    Some(tier_score::score(self, class_query, column % 64, likely))
+                    Some(tier_score::score(self, class_query, column, likely))
                 }
-                Some(scores) => scores.map(|scores| scores[column % 64]),
+                Some(scores) => scores.map(|scores| scores[lane]),
             };
             rows.row(column).set_score(score);
         }
@@ -262,19 +275,15 @@ impl RequestSearch<'_, '_> {
         };
         let unit = self.unit(class_query.keys);
         let class = Arc::new(ClassPresence {
-            view: class_query.class.view.clone(),
+            view: Arc::clone(&class_query.class.view),
             unit,
             words: words.clone(),
         });
-        for (column, bit) in class_query
-            .class
-            .columns()
-            .map(|column| (column, column % 64))
-        {
+        for (column, lane) in class_query.class.lanes.ranks() {
             let seen = RankPresence {
                 class: Arc::clone(&class),
-                bit: u32::try_from(bit).unwrap_or(0),
-                reason: self.reason_of_bound(class_query, column, told[bit], scratch),
+                lane: u32::try_from(lane).unwrap_or(0),
+                reason: self.reason_of_bound(class_query, column, told[lane], scratch),
             };
             all_seen.insert(column, seen);
         }
@@ -287,10 +296,10 @@ fn restrict(class: Class, only_full: bool) -> Class {
     if !only_full {
         return class;
     }
-    let mut view = class.view;
+    let mut view = View::clone(&class.view);
     view.keep_full();
     view.lower_is_zero |= view.groups.is_empty();
     view.silent = None;
     view.inside = None;
-    Class { view, ..class }
+    class.with(view)
 }

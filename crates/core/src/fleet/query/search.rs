@@ -18,7 +18,7 @@ use crate::fleet::keys::step::KeyStep;
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::limbo::Possible;
 use crate::fleet::model::{Class, Model};
-use crate::fleet::presence::planes::PlaneKey;
+use crate::fleet::presence::planes::{Column, PlaneKey};
 use crate::fleet::tier::{Tier, TierSet};
 use crate::prefix::PrefixKey;
 use crate::rule::{Query, Unknown};
@@ -30,6 +30,14 @@ pub(in crate::fleet) struct ClassQuery<'c> {
     pub(in crate::fleet) class: &'c Class,
     /// The index of the keys in the search.
     pub(in crate::fleet) keys: usize,
+}
+
+impl ClassQuery<'_> {
+    /// The lane of one of its ranks.
+    pub(in crate::fleet) fn lane(self, column: usize) -> usize {
+        let lane = self.class.lanes.lane(column);
+        lane.expect("a rank of the class")
+    }
 }
 
 /// One request while it is being answered.
@@ -183,17 +191,24 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     ) -> Vec<u64> {
         let nodes = &self.prompt_keys[class_query.keys].nodes;
         let mut out = vec![0; nodes.len()];
-        for tier in tiers.iter() {
-            for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
-                let key = PlaneKey {
-                    group,
-                    partial,
-                    tier,
-                    doubted,
-                    word: class_query.class.word,
-                };
-                if let Some(plane) = self.model.planes.find(key) {
-                    self.model.planes.gather(plane, nodes, &mut out);
+        for (word, bits) in class_query.class.lanes.words() {
+            for tier in tiers.iter() {
+                for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
+                    let key = PlaneKey {
+                        group,
+                        partial,
+                        tier,
+                        doubted,
+                        word,
+                    };
+                    let planes = &self.model.planes;
+                    match (planes.find(key), &bits) {
+                        (Some(plane), None) => planes.gather(plane, nodes, &mut out),
+                        (Some(plane), Some(bits)) => {
+                            planes.gather_bits(plane, nodes, bits, &mut out);
+                        }
+                        (None, _) => {}
+                    }
                 }
             }
         }
@@ -206,23 +221,24 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     pub(in crate::fleet) fn holds(
         &self,
         class_query: ClassQuery<'_>,
-        bit: usize,
+        column: usize,
         i: usize,
         (group, tier, doubted): (u16, Tier, bool),
     ) -> bool {
         let Some(&Some(node)) = self.prompt_keys[class_query.keys].nodes.get(i) else {
             return false;
         };
+        let Column { word, bit } = Column::of(column);
         [false, true].into_iter().any(|partial| {
             let key = PlaneKey {
                 group,
                 partial,
                 tier,
                 doubted,
-                word: class_query.class.word,
+                word,
             };
             let plane = self.model.planes.find(key);
-            plane.is_some_and(|p| self.model.planes.word(p, node) & (1 << bit) != 0)
+            plane.is_some_and(|p| self.model.planes.word(p, node) & bit != 0)
         })
     }
 
@@ -276,11 +292,5 @@ impl AskedColumns {
             asked.positions[column] = position;
         }
         asked
-    }
-
-    /// Whether a column is requested.
-    #[must_use]
-    pub(in crate::fleet) fn has(&self, column: usize) -> bool {
-        self.masks[column / 64] & (1 << (column % 64)) != 0
     }
 }

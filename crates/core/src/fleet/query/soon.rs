@@ -33,11 +33,10 @@ pub(in crate::fleet) fn fill_coming(
     };
     let (promises, unit) = (&search.model.promises, search.unit(class_query.keys));
     let keys = search.node_keys(class_query.keys);
-    let Some(coming) = keys.and_then(|keys| promises.along(unit, keys, class.word, class.mask))
-    else {
+    let Some(coming) = keys.and_then(|keys| promises.along(unit, keys, &class.lanes)) else {
         return;
     };
-    let sparse = promises.sparse_of(class.word, class.mask);
+    let sparse = promises.sparse_of(&class.lanes);
     if likely.is_some() {
         words = search.words(class_query, search.request.tiers, false);
     }
@@ -57,7 +56,9 @@ pub(in crate::fleet) fn promise(
     is_sparse: bool,
 ) -> Option<Promise> {
     let classes = search.model.classes();
-    let class = classes.iter().find(|class| class.has(column))?;
+    let class = classes
+        .iter()
+        .find(|class| class.lanes.lane(column).is_some())?;
     let step = search.step_of(class);
     let known = known.0.iter().find(|keys| keys.step() == step);
     let keys: Vec<PrefixKey> = if let Some(known) = known {
@@ -94,17 +95,17 @@ fn read_coming(
     rows: &mut RowsByColumn<'_>,
 ) {
     let ClassQuery { class, keys } = class_query;
-    let query = search.query(class.mask, Unknown::Strict);
+    let query = search.query(class.lanes.mask(), Unknown::Strict);
     let (tokens, present) = words.with_held(search.unit(keys), |held| {
         (
             rule::resume(&class.view.topology, held, query, scratch),
             rule::present(&class.view.topology, held, query, scratch),
         )
     });
-    for column in class.columns() {
+    for (column, lane) in class.lanes.ranks() {
         let row = rows.row(column);
-        row.coming = tokens[column % 64];
-        row.present_soon = row.present.max(present[column % 64]);
+        row.coming = tokens[lane];
+        row.present_soon = row.present.max(present[lane]);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::spec::SpecKind;
 pub(in crate::fleet) fn score(
     search: &RequestSearch<'_, '_>,
     class_query: ClassQuery<'_>,
-    bit: usize,
+    column: usize,
     likely: Likely,
 ) -> f64 {
     let weights = search.request.weights;
@@ -44,7 +44,7 @@ pub(in crate::fleet) fn score(
             } else {
                 end
             };
-            let tier = tier_of(search, class_query, bit, index, first - 1..last);
+            let tier = tier_of(search, class_query, column, index, first - 1..last);
             for i in from..end.min(nearest.len()) {
                 nearest[i] = nearest[i].max(tier);
             }
@@ -65,13 +65,13 @@ pub(in crate::fleet) fn score(
 fn tier_of(
     search: &RequestSearch<'_, '_>,
     class_query: ClassQuery<'_>,
-    bit: usize,
+    column: usize,
     group: usize,
     steps: Range<usize>,
 ) -> Tier {
     let group = class_query.class.view.groups[group];
     let nearest = |doubted| {
-        let holds = |tier, i| search.holds(class_query, bit, i, (group, tier, doubted));
+        let holds = |tier, i| search.holds(class_query, column, i, (group, tier, doubted));
         let is_there = |tier: &Tier| steps.clone().any(|i| holds(*tier, i));
         Tier::ALL.into_iter().find(is_there)
     };

@@ -45,8 +45,8 @@ impl Words {
 pub(in crate::fleet) struct RankPresence {
     /// What its class holds.
     pub(in crate::fleet) class: Arc<ClassPresence>,
-    /// The rank's bit there.
-    pub(in crate::fleet) bit: u32,
+    /// The rank's lane there.
+    pub(in crate::fleet) lane: u32,
     /// Why the answer is a bound, if it is, as far as the request is the reason.
     pub(in crate::fleet) reason: &'static str,
 }
@@ -55,7 +55,7 @@ pub(in crate::fleet) struct RankPresence {
 #[derive(Debug)]
 pub(in crate::fleet) struct ClassPresence {
     /// The view that the rule is evaluated with.
-    pub(in crate::fleet) view: View,
+    pub(in crate::fleet) view: Arc<View>,
     /// The number of tokens from one word to the next.
     pub(in crate::fleet) unit: u32,
     /// The words that the answer was read from.

@@ -70,7 +70,10 @@ impl Rank {
             && !self.slots.channels.get(channel).key.doubted
         {
             let key = shared.nodes.key(node);
-            if !self.adapters.is_current(key, self.slots.key(slot)) {
+            if !self
+                .adapters
+                .is_current(key, self.slots.key(slot, shared.nodes))
+            {
                 self.slots.sharing.mark(Some(key), Sign::TwoHashes);
                 self.settle_accounts();
             }

@@ -13,7 +13,9 @@ use crate::fleet::pod::engine_chain::EngineChain;
 use crate::fleet::pod::sizes::Sizes;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::planes::PlaneId;
-use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
+use crate::fleet::presence::slots::{
+    Channel, ChannelId, ChannelKey, EngineKey, SlotId, Slots, Whereabouts,
+};
 use crate::fleet::tier::Tier;
 
 /// Clearing a page of a plane costs as much as clearing this many bits one by one.
@@ -217,9 +219,9 @@ impl Rank {
     }
 
     /// The same, for the page of one hash.
-    fn forget_page(&mut self, slot: SlotId) {
+    fn forget_page(&mut self, hash: EngineKey) {
         if let Some(silent) = &mut self.silent {
-            silent.forget(self.slots.key(slot));
+            silent.forget(hash);
         }
     }
 
@@ -235,7 +237,7 @@ impl Rank {
         ));
         let is_held = self.slots.is_held(slot);
         self.forget_copies(slot);
-        self.forget_page(slot);
+        self.forget_page(self.slots.key(slot, shared.nodes));
         self.drop_channels(slot, |_| true, shared);
         self.forget_name(slot, shared);
         is_held
@@ -259,7 +261,9 @@ impl Rank {
             self.effort.note(1);
             self.forget_copies(slot);
             self.slots.drop_all_of(slot);
-            self.forget_page(slot);
+            if let Some(hash) = self.slots.own_key(slot) {
+                self.forget_page(hash);
+            }
             self.doomed.push(slot);
         }
     }

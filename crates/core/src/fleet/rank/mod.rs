@@ -280,8 +280,16 @@ impl Rank {
 
     /// Whether the newest load of an adapter certainly holds a boundary on one of these tiers.
     #[must_use]
-    pub(in crate::fleet) fn holds_of(&self, load: &Load, key: PrefixKey, tiers: TierSet) -> bool {
-        let slot = load.hash_at(key).and_then(|hash| self.slots.find(hash));
+    pub(in crate::fleet) fn holds_of(
+        &self,
+        load: &Load,
+        key: PrefixKey,
+        tiers: TierSet,
+        nodes: &Nodes,
+    ) -> bool {
+        let slot = load
+            .hash_at(key)
+            .and_then(|hash| self.slots.find(hash, nodes));
         slot.is_some_and(|slot| {
             let mut channels = self.slots.held_channels(slot);
             channels.any(|channel| {
@@ -358,9 +366,9 @@ impl Rank {
 
     /// Panics unless slots, bits, nodes and limbo agree.
     pub(in crate::fleet) fn check_integrity(&self, nodes: &Nodes, planes: &Planes) {
-        self.slots.check_integrity();
+        self.slots.check_integrity(nodes);
         self.limbo.check_integrity(&self.slots);
-        self.check_silent();
+        self.check_silent(nodes);
         for slot in self.slots.iter() {
             let Whereabouts::Placed(node) = self.slots.whereabouts(slot) else {
                 continue;

@@ -218,7 +218,9 @@ impl SavedRank {
             is_format_confirmed: self.is_format_confirmed,
             counts: self.counts,
         };
-        (rank.has_pages() && rank.shows_marks()).then_some(DetachedRank { rank, places })
+        let nodes = Nodes::new(secret);
+        (rank.has_pages(&nodes) && rank.shows_marks(&nodes))
+            .then_some(DetachedRank { rank, places })
     }
 }
 

@@ -193,8 +193,8 @@ impl Pages {
             return;
         }
         let next = before.next();
-        let is_next = slots.hash_in(next) == Some(hash);
-        let slot = is_next.then_some(next).or_else(|| slots.find(hash));
+        let is_next = slots.hash_in(next, nodes) == Some(hash);
+        let slot = is_next.then_some(next).or_else(|| slots.find(hash, nodes));
         let is_after = parent.is_some_and(|parent| {
             Some(parent.0) == id.0.checked_sub(1) && self.depth(parent) + 1 == depth
         });
@@ -287,7 +287,7 @@ impl Pages {
             _ => return None,
         };
         let hash = match slot {
-            Some(slot) => slots.hash_in(slot)?,
+            Some(slot) => slots.own_key(slot)?,
             None => reader.u64()?,
         };
         let (parent, depth) = if tag & AFTER == 0 {

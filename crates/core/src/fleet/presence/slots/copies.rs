@@ -11,9 +11,7 @@ pub(super) const MASKED: u16 = 64;
 impl Slots {
     /// Adds a copy. Returns true if it is the channel's first.
     pub(crate) fn add_copy(&mut self, slot: SlotId, channel: ChannelId) -> bool {
-        if !self.table[slot.0 as usize].stirred {
-            self.stir(slot);
-        }
+        self.stirred.insert(slot);
         self.add_doubts(slot, channel, 1)
     }
 
@@ -25,7 +23,7 @@ impl Slots {
         }
         let mut further = copies;
         if channel.0 < MASKED && is_first {
-            self.table[slot.0 as usize].mask |= 1 << channel.0;
+            self.masks.set(slot, channel);
             further -= 1;
         }
         if further > 0 {
@@ -64,10 +62,7 @@ impl Slots {
         if channel.0 >= MASKED {
             return None;
         }
-        let mask = &mut self.table[slot.0 as usize].mask;
-        let held = *mask & (1 << channel.0) != 0;
-        *mask &= !(1 << channel.0);
-        held.then_some(true)
+        self.masks.clear(slot, channel).then_some(true)
     }
 
     /// Removes up to `copies` from the side table. Returns whether none is left there; `None` if
@@ -105,10 +100,7 @@ impl Slots {
         if channel.0 >= MASKED {
             return more;
         }
-        let mask = &mut self.table[slot.0 as usize].mask;
-        let held = *mask & (1 << channel.0) != 0;
-        *mask &= !(1 << channel.0);
-        held
+        self.masks.clear(slot, channel)
     }
 
     /// Drops all copies of a slot that stands nowhere, so none of its bits is shown.
@@ -123,7 +115,7 @@ impl Slots {
     #[must_use]
     pub(crate) fn holds(&self, slot: SlotId, channel: ChannelId) -> bool {
         if channel.0 < MASKED {
-            self.table[slot.0 as usize].mask & (1 << channel.0) != 0
+            self.masks.has(slot, channel)
         } else {
             self.counted(slot, channel) > 0
         }
@@ -132,12 +124,12 @@ impl Slots {
     /// Whether any channel has a copy at the slot.
     #[must_use]
     pub(crate) fn is_held(&self, slot: SlotId) -> bool {
-        self.table[slot.0 as usize].mask != 0 || self.beyond_mask(slot).next().is_some()
+        self.masks.get(slot) != 0 || self.beyond_mask(slot).next().is_some()
     }
 
     /// The channels that have a copy at the slot.
     pub(crate) fn held_channels(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
-        let mut mask = self.table[slot.0 as usize].mask;
+        let mut mask = self.masks.get(slot);
         let masked = std::iter::from_fn(move || {
             let bit = u16::try_from(mask.trailing_zeros()).unwrap_or(MASKED);
             mask &= mask.wrapping_sub(1);

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
-    ChannelId, ChannelKey, Channels, Counts, EngineKey, LimboId, NOWHERE, Slot, SlotId, Slots,
-    Whereabouts, decode, encode,
+    ChannelId, ChannelKey, Channels, Counts, LIMBO, LimboId, NOWHERE, SlotId, Slots, Whereabouts,
+    decode,
 };
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::SharedPresence;
@@ -87,8 +87,11 @@ impl Slots {
     /// What a snapshot has of the table besides its records.
     pub(in crate::fleet) fn saved(&self) -> SavedSlots {
         let Self {
-            by_key: _,
-            table,
+            places,
+            by_node: _,
+            own: _,
+            masks: _,
+            num_used: _,
             free,
             newest,
             channels,
@@ -97,11 +100,12 @@ impl Slots {
             on_gpu: _,
             sharing,
             stirred: _,
+            is_retired: _,
             retired,
             hand,
         } = self;
         SavedSlots {
-            num_slots: u32::try_from(table.len()).expect("fewer than 2^32 hashes"),
+            num_slots: u32::try_from(places.len()).expect("fewer than 2^32 hashes"),
             channels: channels.iter().map(|(_, channel)| channel.key).collect(),
             placeholders: channels.of_placeholders(),
             free: free.clone(),
@@ -114,21 +118,12 @@ impl Slots {
 
     /// How many records the table has.
     pub(in crate::fleet) fn num_records(&self) -> usize {
-        self.table.len()
-    }
-
-    /// The hash of a slot, if it has one.
-    pub(in crate::fleet) fn hash_in(&self, slot: SlotId) -> Option<EngineKey> {
-        let slot = self.table.get(slot.0 as usize)?;
-        (slot.place != NOWHERE).then_some(slot.key)
+        self.places.len()
     }
 
     /// The key of the prefix at which the hash of a slot stands, if it is placed.
     pub(in crate::fleet) fn prefix(&self, slot: SlotId, nodes: &Nodes) -> Option<PrefixKey> {
-        match self.whereabouts(slot) {
-            Whereabouts::Placed(node) => Some(nodes.place(node).prefix),
-            Whereabouts::Limbo(_) => None,
-        }
+        self.node(slot).map(|node| nodes.place(node).prefix)
     }
 
     /// Writes the record of a slot.
@@ -139,13 +134,8 @@ impl Slots {
         before: &mut SlotBefore,
         out: &mut Vec<u8>,
     ) {
-        let Slot {
-            key,
-            mask: _,
-            place,
-            retired,
-            stirred,
-        } = self.table[id.0 as usize];
+        let (retired, stirred) = (self.is_retired.contains(id), self.stirred.contains(id));
+        let place = self.place(id);
         let flag = |is_so: bool, flag: u8| if is_so { flag } else { 0 };
         let mut tag = flag(retired, RETIRED) | flag(stirred, STIRRED);
         if place == NOWHERE {
@@ -165,7 +155,7 @@ impl Slots {
         tag |= flag(at.is_some_and(is_next), NEXT) | flag(at.is_some_and(is_apart), SET_APART);
         tag |= flag(copies == before.copies, SAME_COPIES);
         out.push(tag);
-        out.extend(key.to_le_bytes());
+        out.extend(self.key(id, nodes).to_le_bytes());
         if let Some(place) = at {
             out.extend(place.prefix.to_le_bytes());
             if tag & NEXT == 0 {
@@ -215,19 +205,14 @@ impl Slots {
         for id in 0..num_slots {
             places.read_slot(SlotId(id), &mut slots, &mut before, reader)?;
         }
-        let is_free = |id: u32| {
-            slots
-                .table
-                .get(id as usize)
-                .is_some_and(|s| s.place == NOWHERE)
-        };
-        let mut known = vec![false; slots.table.len()];
+        let is_free = |id: u32| slots.places.get(id as usize) == Some(&NOWHERE);
+        let mut known = vec![false; slots.places.len()];
         let frees_each = free
             .iter()
             .all(|&id| is_free(id) && !std::mem::replace(&mut known[id as usize], true));
-        let is_whole = frees_each && slots.by_key.len() + free.len() == slots.table.len();
-        let is_in_use = |id: u32| (id as usize) < slots.table.len() && !is_free(id);
-        let are_ids = retired.iter().all(|&id| (id as usize) < slots.table.len());
+        let is_whole = frees_each && slots.len() + free.len() == slots.places.len();
+        let is_in_use = |id: u32| (id as usize) < slots.places.len() && !is_free(id);
+        let are_ids = retired.iter().all(|&id| (id as usize) < slots.places.len());
         if !(is_whole && are_ids && hand < 1 << 32 && newest.is_none_or(|slot| is_in_use(slot.0))) {
             return None;
         }
@@ -238,30 +223,21 @@ impl Slots {
 
     /// How many slots still wait for their entry in limbo.
     pub(in crate::fleet) fn num_awaited(&self) -> usize {
-        self.table
-            .iter()
-            .filter(|slot| slot.place == AWAITED)
-            .count()
+        self.own.num_at(AWAITED)
     }
 
     /// Points a slot that waits for it to its entry in limbo. Returns false if it does not wait.
     pub(in crate::fleet) fn enter_limbo(&mut self, slot: SlotId, entry: LimboId) -> bool {
-        let place = self
-            .table
-            .get_mut(slot.0 as usize)
-            .map(|slot| &mut slot.place);
-        let place = place.filter(|place| **place == AWAITED && entry.0 < AWAITED & !super::LIMBO);
-        place.is_some_and(|place| {
-            *place = encode(Whereabouts::Limbo(entry));
-            true
-        })
+        let is_slot = (slot.0 as usize) < self.places.len();
+        let is_awaited = is_slot && self.place(slot) == AWAITED && entry.0 < AWAITED & !LIMBO;
+        is_awaited && self.set_entry(slot, entry)
     }
 }
 
 impl PlacesRead {
     /// As `Slots::prefix`, before the table has boundaries.
     pub(in crate::fleet) fn prefix(&self, slots: &Slots, slot: SlotId) -> Option<PrefixKey> {
-        let place = slots.table.get(slot.0 as usize)?.place;
+        let NodeId(place) = slots.node(slot)?;
         self.places.get(place as usize).map(|place| place.prefix)
     }
 
@@ -281,23 +257,22 @@ impl PlacesRead {
             (true, true) => AWAITED,
             (true, false) => self.read_place(tag, before, reader)?,
         };
-        slots.table.push(Slot {
-            key,
-            mask: 0,
-            place,
-            retired,
-            stirred,
-        });
+        slots.places.push(NOWHERE);
+        slots.masks.push();
         if stirred {
-            slots.stirred.push(id.0);
+            slots.stirred.insert(id);
+        }
+        if retired {
+            slots.is_retired.insert(id);
         }
         if !is_in_use {
             return (tag & !(RETIRED | STIRRED) == 0 && !retired).then_some(());
         }
-        if slots.find(key).is_some() {
+        if slots.own.find(key).is_some() {
             return None;
         }
-        slots.by_key.insert(key, id.0);
+        slots.num_used += 1;
+        slots.keep(id, key, place);
         if tag & SAME_COPIES == 0 {
             before.copies = read_copies(&slots.channels, reader)?;
         }
@@ -353,14 +328,13 @@ impl PlacesRead {
         slots.channels = Channels::of(&keys, &placeholders, shared.planes, column.word)
             .expect("keys that were read");
         let mut hint: Option<NodeId> = None;
-        for id in (0u32..).map(SlotId).take(slots.table.len()) {
-            let place = slots.table[id.0 as usize].place;
-            if place == NOWHERE || matches!(decode(place), Whereabouts::Limbo(_)) {
+        for id in (0u32..).map(SlotId).take(slots.places.len()) {
+            let Some(NodeId(place)) = slots.node(id) else {
                 continue;
-            }
+            };
             let node = shared.nodes.find_or_create(places[place as usize], hint);
             shared.nodes.acquire(node);
-            slots.set_whereabouts(id, Whereabouts::Placed(node));
+            slots.stand_at(id, node, shared.nodes);
             let key = shared.nodes.key(node);
             slots.set_presence_of(id, key, shared.planes, column.bit);
             hint = Some(node);
