@@ -308,38 +308,22 @@ impl Rank {
         self.channel(inferred(base + group.index, tier), planes)
     }
 
-    /// Panics unless what is likely of silent groups is shown by copies, at pages that events tell of.
+    /// Panics unless what is likely of silent groups is shown by copies.
     pub(in crate::fleet) fn check_silent(&self, nodes: &Nodes) {
         let Some(silent) = &self.silent else {
             return;
         };
         silent.check_integrity();
-        assert!(self.has_pages(nodes), "a held page has a copy on the GPU");
         assert!(self.shows_marks(nodes), "a marked page has a copy");
     }
 
-    /// Whether each page that is held has a copy of which an event told: it keeps the hash known, at which
-    /// a mark is shown later.
-    pub(in crate::fleet) fn has_pages(&self, nodes: &Nodes) -> bool {
-        let is_told = |channel: ChannelId| {
-            let key = self.slots.channels.get(channel).key;
-            key.group < CERTAIN && key.tier == Tier::Gpu
-        };
-        let mut held = self.silent.iter().flat_map(|silent| silent.held());
-        held.all(|hash| {
-            let slot = self.slots.find(hash, nodes);
-            slot.is_some_and(|slot| self.slots.held_channels(slot).any(is_told))
-        })
-    }
-
-    /// Whether each page at which something is likely has a copy that shows it, or soon will.
+    /// Whether each page at which something is likely has a copy that shows it.
     pub(in crate::fleet) fn shows_marks(&self, nodes: &Nodes) -> bool {
         let mut marked = self.silent.iter().flat_map(|silent| silent.marked());
-        marked.all(|(group, hash, unshown)| {
+        marked.all(|(group, hash)| {
             let channel = self.slots.channels.find(inferred(group, Tier::Gpu));
             let held = self.slots.find(hash, nodes).zip(channel);
-            let is_shown = held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel));
-            unshown.unwrap_or(is_shown)
+            held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel))
         })
     }
 

@@ -218,8 +218,7 @@ impl SavedRank {
             is_format_confirmed: self.is_format_confirmed,
             counts: self.counts,
         };
-        let nodes = Nodes::new(secret);
-        (rank.has_pages(&nodes) && rank.shows_marks(&nodes))
+        rank.shows_marks(&Nodes::new(secret))
             .then_some(DetachedRank { rank, places })
     }
 }
@@ -230,10 +229,6 @@ impl DetachedRank {
         let Self { rank, places } = self;
         let mut rank = Rank { column, ..rank };
         places.attach(&mut rank.slots, column, shared);
-        // Nobody else would before the next batch, which may leave marks of its own.
-        if rank.silent.as_ref().is_some_and(|it| it.has_unshown()) {
-            rank.show_some(usize::MAX, shared);
-        }
         rank
     }
 }

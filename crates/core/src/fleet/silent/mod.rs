@@ -30,7 +30,7 @@ mod recent;
 mod routed;
 mod saved;
 
-use hashbrown::HashMap;
+use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use crate::divisors::lcm;
@@ -241,25 +241,14 @@ impl Silent {
         self.pages.note_key(hash, key);
     }
 
-    /// Whether a request has changed something that no copy shows yet.
-    pub(super) fn has_unshown(&self) -> bool {
-        self.unshown.iter().any(|changes| !changes.is_empty())
-    }
-
-    /// The hashes of the pages that are held.
-    pub(super) fn held(&self) -> impl Iterator<Item = EngineKey> + '_ {
-        let pages = self.pages.table.iter();
-        pages.filter(|page| page.is_held).map(|page| page.hash)
-    }
-
-    /// The hashes that are marked, with the number of the group of the copy that shows it, and whether a
-    /// change that is not shown yet has the last word about this copy, and which.
-    pub(super) fn marked(&self) -> impl Iterator<Item = (u16, EngineKey, Option<bool>)> + '_ {
+    /// The hashes that are marked and shown, with the number of the group of the copy that shows it.
+    pub(super) fn marked(&self) -> impl Iterator<Item = (u16, EngineKey)> + '_ {
         let groups = self.groups.iter().zip(&self.marks).zip(&self.unshown);
         groups.flat_map(move |((group, marks), unshown)| {
-            let unshown: HashMap<EngineKey, bool> = unshown.iter().copied().collect();
+            let unshown: HashSet<EngineKey> = unshown.iter().map(|(hash, _)| *hash).collect();
             let hashes = marks.iter().map(move |page| self.pages.hash(page));
-            hashes.map(move |hash| (LIKELY + group.index, hash, unshown.get(&hash).copied()))
+            let shown = hashes.filter(move |hash| !unshown.contains(hash));
+            shown.map(move |hash| (LIKELY + group.index, hash))
         })
     }
 
