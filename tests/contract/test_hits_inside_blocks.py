@@ -63,8 +63,8 @@ def test_a_copy_told_by_hash_alone_may_be_of_a_state_inside_a_block(
     asked, tiers = TEXT.tokens[:162], ["gpu", "cpu"]
     assert answer(index, asked, tiers=tiers) == (128, 128)
     elsewhere = Text(seed=1)
-    untold = {"token_ids": (), "block_size": 0, "medium": "CPU"}
-    tell(index, elsewhere.stored(state, range(1), **untold))
+    untold = elsewhere.stored(state, range(1), token_ids=(), block_size=0, medium="CPU")
+    tell(index, untold)
     assert answer(index, asked, tiers=tiers) == bound
     assert answer(index, asked) == (128, 128)
     tell(index, *elsewhere.removed(state, range(1), medium="CPU"))

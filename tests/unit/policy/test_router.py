@@ -306,7 +306,7 @@ def test_load_is_averaged_over_arrivals() -> None:
 
 def test_requests_of_one_moment_have_a_finite_rate() -> None:
     routes = router(fleet())
-    routes.pick("0", prompt(), now=0.0)
+    decision = routes.pick("0", prompt(), now=0.0)
     for number in range(1, 4):
         decision = routes.pick(str(number), prompt(5000 * number), now=1e-320)
         assert all(map(isfinite, decision.costs))
