@@ -42,7 +42,6 @@ SHORTEST_GAP_S: Final = 1e-6
 """A shorter mean gap counts as one of this length: requests of one moment have a finite rate."""
 
 _ALL_TIERS: Final = tuple(tier.value for tier in Tier)
-_NO_ROWS: Final = frozenset[int]()
 _LEAST_URGENT: Final = sys.maxsize
 _DEFAULT_SECONDS: Final = Seconds()
 
@@ -410,7 +409,7 @@ class Router:
             standings=self._standings.of(ranks),
             states=columns.states,
             running=before.loads.running,
-            stuck={row for row, rank in enumerate(ranks) if rank in stuck} if stuck else _NO_ROWS,
+            stuck={row for row, rank in enumerate(ranks) if rank in stuck} if stuck else frozenset(),
             readings=before.readings,
         )
 
