@@ -409,7 +409,7 @@ class Router:
             standings=self._standings.of(ranks),
             states=columns.states,
             running=before.loads.running,
-            stuck={row for row, rank in enumerate(ranks) if rank in stuck} if stuck else frozenset(),
+            stuck={row for row, rank in enumerate(ranks) if rank in stuck} if stuck else set(),
             readings=before.readings,
         )
 
