@@ -27,7 +27,15 @@ from bench.fleet.bench_score import prompt_of
 from bench.fleet.ours import pod_name
 from bench.fleet.streams import BLOCK, NUM_PODS, Chain
 from bench.harness.measure import Row, Sample, Side, Target
-from bench.router.bench_decide import DECISIONS, TOKENS, Quantile, fed, held, p99
+from bench.router.bench_decide import (
+    DECISIONS,
+    TOKENS,
+    Quantile,
+    fed,
+    held,
+    p99,
+    selection_service,
+)
 
 MODEL: Final = "model"
 
@@ -100,27 +108,6 @@ def worker_id(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
-async def _service() -> Any:  # noqa: ANN401 - the wheel ships no types for it.
-    from dynamo.llm import SelectionService
-
-    service = SelectionService(indexer_threads=4)  # As Ray Serve LLM starts it.
-    for replica in REPLICAS:
-        await service.upsert_worker(
-            {
-                "worker_id": worker_id(replica.replica_id.unique_id),
-                "model_name": "default",
-                "tenant_id": "default",
-                "endpoint": f"ray://{replica.replica_id.unique_id}",
-                "block_size": BLOCK,
-                "max_num_batched_tokens": 8_192,
-                "data_parallel_start_rank": 0,
-                "data_parallel_size": 1,
-                "kv_events_endpoints": {0: "tcp://127.0.0.1:9"},  # Nobody publishes there.
-            }
-        )
-    return service
-
-
 def rival(quantile: Quantile) -> Side:
     """The rival's choice, timed; its reservation is freed between the choices."""
 
@@ -129,7 +116,10 @@ def rival(quantile: Quantile) -> Side:
         chain = Chain.random(np.random.default_rng(1), TOKENS // BLOCK)
         tokens, numbers = prompt_of(chain), iter(range(1 << 60))
         loop = asyncio.new_event_loop()
-        service = loop.run_until_complete(_service())
+        names = [each.replica_id.unique_id for each in REPLICAS]
+        endpoints = {worker_id(name): f"ray://{name}" for name in names}
+        # With as many threads as Ray Serve LLM gives it.
+        service = loop.run_until_complete(selection_service(endpoints, threads=4))
 
         async def choose() -> float:
             name = f"s{next(numbers)}"
@@ -137,7 +127,7 @@ def rival(quantile: Quantile) -> Side:
             workers = {worker_id(each.replica_id.unique_id): each for each in REPLICAS}
             chosen: Mapping[str, Any] = await service.select_and_reserve(
                 {
-                    "model_name": "default",
+                    "model_name": MODEL,
                     "tenant_id": "default",
                     "selection_id": name,
                     "token_ids": tokens,

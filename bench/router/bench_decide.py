@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import cycle, islice
 from random import Random
 from typing import Any, Final
@@ -127,17 +127,18 @@ def ours(quantile: Quantile, *, with_seen: bool = False) -> Side:
     return side
 
 
-async def _service() -> Any:  # noqa: ANN401 - the wheel ships no types for it.
+async def selection_service(workers: Mapping[int, str], *, threads: int = 1) -> Any:  # noqa: ANN401 - the wheel ships no types for it.
+    """Return the rival, which knows these workers, each by its number, and their endpoints."""
     from dynamo.llm import SelectionService
 
-    service = SelectionService(indexer_threads=1)
-    for worker in range(NUM_PODS):
+    service = SelectionService(indexer_threads=threads)
+    for worker, endpoint in workers.items():
         await service.upsert_worker(
             {
                 "worker_id": worker,
                 "model_name": "model",
                 "tenant_id": "default",
-                "endpoint": f"http://pod{worker}:8000",
+                "endpoint": endpoint,
                 "block_size": BLOCK,
                 "max_num_batched_tokens": 8_192,
                 "data_parallel_start_rank": 0,
@@ -156,7 +157,8 @@ def rival(quantile: Quantile) -> Side:
         chain = Chain.random(np.random.default_rng(1), TOKENS // BLOCK)
         tokens, numbers = prompt_of(chain), iter(range(1 << 60))
         loop = asyncio.new_event_loop()
-        service = loop.run_until_complete(_service())
+        workers = {pod: f"http://pod{pod}:8000" for pod in range(NUM_PODS)}
+        service = loop.run_until_complete(selection_service(workers))
 
         async def select() -> float:
             name = f"s{next(numbers)}"

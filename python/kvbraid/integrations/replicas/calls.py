@@ -74,7 +74,7 @@ class Calls:
         return True
 
     def gone(self, pod: PodId, now: float) -> None:
-        """Release the calls of a replica that is no more."""
+        """Release the calls of a replica that is gone."""
         for name in list(self._calls):
             if self._pod(name) == pod:
                 self._end(name, self._router.fail, now)
