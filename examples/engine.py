@@ -22,9 +22,10 @@ class HostTier:
         count = (len(query.tokens) - 1 - query.num_hit_tokens) // 16 * 16
         return Offer(num_tokens=count, tier="host", is_async=True) if count > 0 else None
 
-    def forget_blocks(self, block_ids: object) -> None:
+    def forget_blocks(self, block_ids: object) -> Failures:
         """Show which blocks hold garbage: a tier with stores would cancel and retract them."""
         print("no longer stored: blocks", block_ids)
+        return Failures()  # Nothing is copied from blocks.
 
     def drop(self, record: object) -> None:
         """Nothing is recorded."""

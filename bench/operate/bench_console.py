@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -132,7 +132,7 @@ def listening(server: Running, topics: str) -> Iterator[None]:
     answer = connection.getresponse()
 
     def read() -> None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # It was shut.
+        with contextlib.suppress(OSError, HTTPException):  # It was shut.
             while answer.read1(1 << 16):
                 pass
 

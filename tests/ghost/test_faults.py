@@ -44,6 +44,11 @@ def test_nor_do_others(part: int) -> None:
     assert min(tally.injected, tally.tier_faults.total()) >= FAULTS
 
 
+def test_what_was_copied_when_its_source_is_called_garbage_in_the_same_report_is_garbage() -> None:
+    _, problem = run_one(8544)  # One in twelve thousand simulations has such a load.
+    assert not problem, problem
+
+
 def fingerprint() -> str:
     """Of all that happens in some simulations."""
     lines: list[str] = []

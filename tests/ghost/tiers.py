@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from kvbraid.ids import BlockId
-from kvbraid.loads import Record
+from kvbraid.loads import Failures, Record
 from kvbraid.recovery.ledger.loading import can_end_before, useful_end
 from kvbraid.scheduler import Offer, Query
 from kvbraid.spec import GroupSpec, SpecKind, Topology
@@ -106,9 +106,8 @@ class GhostTiers:
 
     # What recovery asks.
 
-    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
-        if self.own:
-            self.own.forget_blocks(block_ids)
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> Failures:
+        return self.own.forget_blocks(block_ids) if self.own else Failures()
 
     def drop(self, record: Record) -> None:
         if self.own:

@@ -5,18 +5,21 @@ from typing import Final, NamedTuple, Protocol
 
 from kvbraid.hashing import ExtraKeys
 from kvbraid.ids import BlockId
-from kvbraid.loads.failures import Record
+from kvbraid.loads.failures import Failures, Record
 
 
 class Tiers(Protocol):
     """What recovery asks of the tiers. No call may wait or raise: what it starts is reported."""
 
-    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> Failures:
         """Make sure that nothing copied from these blocks is ever loaded.
 
         A pending store of one of them is cancelled; a store that has been announced is retracted,
         its record dropped. A block may have been stored by any of its hashes; those that still
-        find it have not been forgotten yet.
+        find it have not been forgotten yet. It may be asked for more blocks before any of them is.
+
+        Returns what loads that have ended had filled with copies of these blocks: it is garbage as
+        well. It is returned once.
         """
         ...
 
@@ -90,7 +93,11 @@ class LoadTiers(Tiers, Protocol):
 
 class _NoTiers:
     def lookup(self, query: Query) -> None: ...
-    def forget_blocks(self, block_ids: Collection[BlockId]) -> None: ...
+
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> Failures:
+        del block_ids
+        return Failures()
+
     def drop(self, record: Record) -> None: ...
     def back_off(self, record: Record) -> None: ...
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvbraid.cache import KeptState
 from kvbraid.ids import BlockId
-from kvbraid.loads import Load, LoadReport, Offer, Query, Record
+from kvbraid.loads import Failures, Load, LoadReport, Offer, Query, Record
 from kvbraid.transfer.offload import Found, OffloadManager
 
 
@@ -51,9 +51,9 @@ class TieredLoads:
             records=found.records,
         )
 
-    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> Failures:
         """Retract what was copied from blocks: `OffloadManager.forget_blocks`."""
-        self.manager.forget_blocks(block_ids)
+        return self.manager.forget_blocks(block_ids)
 
     def drop(self, record: Record) -> None:
         """Drop a record: `OffloadManager.drop`."""

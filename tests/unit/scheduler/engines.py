@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbraid.cache import CacheManager, Events
 from kvbraid.ids import BlockId
-from kvbraid.loads import Record
+from kvbraid.loads import Failures, Record
 from kvbraid.scheduler import (
     Load,
     LoadReport,
@@ -38,8 +38,9 @@ class Tiers:
     def lookup(self, query: Query) -> Offer | None:
         return self.answer(query)
 
-    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> Failures:
         self.forgotten += block_ids
+        return Failures()
 
     def drop(self, record: Record) -> None:
         self.dropped.append(record)

@@ -1,6 +1,6 @@
 """The decision: what to do with every affected request, with the cache and with the tiers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -83,6 +83,11 @@ class RecoveryPlan:
     ignored: Mapping[Ignored, int] = field(default_factory=dict)
     lost: tuple[BlockId, ...] = ()
     told: tuple[int, ...] = ()
+
+    def garbage(self, former: Sequence[BlockId], num_blocks: int) -> set[BlockId]:
+        """Return the blocks that hold garbage, and those that held some before they were handed
+        out again; `former` and the number of blocks as in `assess`."""
+        return {*self.tainted, *(former[number - num_blocks] for number in self.lost)}
 
     @property
     def num_recomputed_tokens(self) -> int:

@@ -14,6 +14,7 @@ from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures, Load, LoadReport, Offer, Quarantine, Tiers
 from kvbraid.reading import POSITIVE, check_fields, whole
+from kvbraid.recovery.decision.copies import with_copies
 from kvbraid.recovery.decision.decide import decide
 from kvbraid.recovery.decision.plan import Action, RecoveryPlan
 from kvbraid.recovery.decision.policy import Cooldowns, Policy, RetryBudget
@@ -168,34 +169,40 @@ class RecoveryState(Runs):
         self.catch_up(running)
         runs, past = self.with_past(runs)
         writers = self.transfers.writers
-        failures = _without_hits(runs, failures)
-        if self._dump is not None:
-            state = State(
-                snapshot=snapshot_of(self._cache, runs),
-                runs=runs,
-                failures=failures,
+
+        def decided(failures: Failures) -> RecoveryPlan:
+            failures = _without_hits(runs, failures)
+            if self._dump is not None:
+                state = State(
+                    snapshot=snapshot_of(self._cache, runs),
+                    runs=runs,
+                    failures=failures,
+                    busy=writers.keys(),
+                    policy=self._options.policy,
+                    former=past.former,
+                )
+                self._dump(state)
+            return decide(
+                self._cache,
+                runs,
+                failures,
                 busy=writers.keys(),
                 policy=self._options.policy,
+                max_refusals=self._options.max_refusals,
                 former=past.former,
             )
-            self._dump(state)
-        plan = decide(
-            self._cache,
-            runs,
-            failures,
-            busy=writers.keys(),
-            policy=self._options.policy,
-            max_refusals=self._options.max_refusals,
-            former=past.former,
-        )
+
+        def garbage(plan: RecoveryPlan) -> set[BlockId]:
+            return plan.garbage(past.former, self._cache.config.num_blocks)
+
+        plan = with_copies(decided, failures, garbage, self._forget)
         had = {
             run.request: _without(self._cache.blocks(run.request), plan.tainted)
             for run in runs
             if run.request in plan.requests and not run.has_ended
         }
         hold = [block for block in plan.recovery.hold if block not in self.quarantine.blocks]
-        # While hashes find these blocks, tiers can see which content is meant.
-        self._tell(plan, past.former)
+        self._tell(plan)
         self._cache.recover(replace(plan.recovery, hold=hold))
         for number in sorted({writers[block] for block in hold}):
             blocks = [block for block in hold if writers[block] == number]
@@ -208,11 +215,16 @@ class RecoveryState(Runs):
         self.actions.update(each.action for each in plan.requests.values())
         return AppliedPlan(plan, had)
 
-    def _tell(self, plan: RecoveryPlan, former: Sequence[BlockId]) -> None:
-        # What was stored of a block before it was handed out again is garbage as well.
-        before = {former[number - self._cache.config.num_blocks] for number in plan.lost}
-        if plan.tainted or before:
-            self._tiers.forget_blocks(sorted(before.union(plan.tainted)))
+    def _forget(self, garbage: Collection[BlockId]) -> Failures:
+        copied = self._tiers.forget_blocks(garbage)
+        if not copied:
+            return copied
+        # A load of these may not have settled yet.
+        meant = self.released.meant()
+        self.transfers.note(LoadReport(rank=0, failures=copied), meant)
+        return self.transfers.settle(meant)[1]
+
+    def _tell(self, plan: RecoveryPlan) -> None:
         for record in plan.drop:
             self._tiers.drop(record)
         for record in plan.back_off:

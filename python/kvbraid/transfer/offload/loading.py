@@ -5,8 +5,8 @@
 
 Invariant: what a position reads is pinned until no rank reads it any more. Each rank reports the
 end of a load once, when it writes no block of it any more and none is still to come. Every
-position that is not filled is in its report. A load that has ended is remembered for a while: if
-a block of the pool that it has copied turns out to be garbage, that is reported as well.
+position that is not filled is in its report. A load that has ended is remembered for a while: a
+block of the pool that it has copied may turn out to be garbage.
 """
 
 from collections import deque
@@ -256,15 +256,15 @@ class LoadsUnderWay:
             load.failed += [(part, None, Status.MISS) for part in bad]
         self.failed_early()
 
-    def report_past(self, contents: Collection[tuple[BlockId, BlockKey]]) -> None:
-        """Report where loads that have ended have copied these contents of blocks of the pool."""
+    def copied_from(self, contents: Collection[tuple[BlockId, BlockKey]]) -> Failures:
+        """Return, once, where loads that have ended have copied these contents of the pool."""
+        copied = []
         for load in self._past:
             bad = [p for p in load.parts if not p.is_bad and p.content in contents]
             for part in bad:
                 part.is_bad = True
-            if bad:
-                failures = Failures(places=_places(load.request, bad))
-                self._reports.append(LoadReport(rank=0, failures=failures))
+            copied.append(Failures(places=_places(load.request, bad)))
+        return Failures.union(copied)
 
     def take_reports(self) -> list[LoadReport]:
         """Return the reports since the last call."""

@@ -16,7 +16,7 @@ from kvbraid.cache import CacheManager, KeptState, TierMatch
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.ids import BlockId
-from kvbraid.loads import LoadReport, Record, Target
+from kvbraid.loads import Failures, LoadReport, Record, Target
 from kvbraid.reading import POSITIVE, POSITIVE_COUNT, check
 from kvbraid.transfer.jobs import Job, JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
@@ -269,24 +269,26 @@ class OffloadManager:
 
     # What recovery asks: `kvbraid.loads.Tiers`.
 
-    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> Failures:
         """Make sure that nothing copied from these blocks is ever loaded; see `Tiers`.
 
         Call it before the blocks lose their hashes. Loads under way that read such a copy, or one
-        of the blocks, fail where they do. So do loads that have copied one of the blocks and have
-        ended, if a hash finds there what they have copied: otherwise it holds something else by
-        now. A load that has read a record was begun when the pool did not have the block any more:
-        if such a load has ended, nobody is told.
+        of the blocks, fail where they do. A load that has read a record was begun when the pool
+        did not have the block any more: if such a load has ended, nobody is told.
+
+        Returns where loads that have ended have copied one of the blocks, if a hash finds there
+        what they have copied: otherwise it holds something else by now.
         """
         blocks = {*block_ids}
         infos = zip(block_ids, self._tiers.cache.pool.describe([*block_ids]), strict=True)
         found = {(b, BlockKey(i.block_hash, i.group or 0)) for b, i in infos if i.block_hash}
-        self._loads.report_past(found)
+        copied = self._loads.copied_from(found)
         self._stores.cancel(blocks)
         keys = self._tiers.origins.keys_of(blocks)
         for key in keys:
             self._retract(key)
         self._loads.retract(keys, blocks)
+        return copied
 
     def _retract(self, key: BlockKey) -> None:
         self._tiers.origins.forget(key)

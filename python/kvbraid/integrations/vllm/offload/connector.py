@@ -32,7 +32,7 @@ from kvbraid.integrations.vllm.offload.options import offload_settings
 from kvbraid.integrations.vllm.offload.scheduler_side import SchedulerSide
 from kvbraid.integrations.vllm.offload.worker_side import WorkerSide
 from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
-from kvbraid.loads import Record
+from kvbraid.loads import Failures, Record
 
 
 class OffloadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # Untyped without vLLM.
@@ -152,9 +152,9 @@ class OffloadConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         """Take what workers say: `SettlingConnector.settle`."""
         self._decisions.settle(output)
 
-    def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> Failures:
         """Forget what was copied from blocks with garbage: `Tiers.forget_blocks`."""
-        self._decisions.offload.forget_blocks(block_ids)
+        return self._decisions.offload.forget_blocks(block_ids)
 
     def drop(self, record: Record) -> None:
         """Drop a record that is no good: `Tiers.drop`."""

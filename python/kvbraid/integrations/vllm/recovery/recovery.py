@@ -9,7 +9,7 @@ that; if that other one leaves, those who wait start over in the same call.
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -25,8 +25,9 @@ from kvbraid.integrations.vllm.recovery.options import recovery_options
 from kvbraid.integrations.vllm.recovery.reports import Reports
 from kvbraid.integrations.vllm.recovery.request_runs import RequestRun, RequestRuns
 from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
-from kvbraid.loads import Failures, GroupBlock, Target, Tiers
+from kvbraid.loads import NO_TIERS, Failures, GroupBlock, Target, Tiers
 from kvbraid.recovery import Action, Policy, RecoveryPlan, decide
+from kvbraid.recovery.decision.copies import with_copies
 from kvbraid.recovery.ledger.counts import PromptCounts
 from kvbraid.recovery.ledger.loading import can_compute, useful_end
 from kvbraid.recovery.ledger.owners import HandedOn, Ownership
@@ -92,6 +93,7 @@ class RecoveryFromFailedLoads:
         source: SettlingConnector | None = None,
     ) -> None:
         self._source = source
+        self._tiers: Tiers = source or NO_TIERS
         self.policy, options = recovery_options(config)
         self.counts = RecoveryCounts(self.policy.value)
         self.load_gate = LoadGate(str(config.kv_connector), self.policy, options, _milliseconds)
@@ -206,13 +208,14 @@ class RecoveryFromFailedLoads:
             for each in self._runs.loaded(run.number, run)
         }
         runs, past = self._runs.past()
-        decided = decide(
-            self._cache,
-            runs,
+        busy = {*loading, *self._ownership.blocks}
+        decided = with_copies(
+            lambda failed: decide(
+                self._cache, runs, failed, busy=busy, policy=self.policy, former=past.former
+            ),
             failures,
-            busy={*loading, *self._ownership.blocks},
-            policy=self.policy,
-            former=past.former,
+            lambda plan: plan.garbage(past.former, self._cache.config.num_blocks),
+            self._tiers.forget_blocks,
         )
         told = {
             self._runs.request_of(n).request_id: self._runs.request_of(n) for n in decided.told
@@ -224,7 +227,7 @@ class RecoveryFromFailedLoads:
         )
         by_group = self._by_group(plan.tainted)
         self._cache.recover(replace(plan.recovery, preempt=()))
-        self._tell(plan, past.former)
+        self._tell(plan)
         for block in plan.recovery.hold:
             request_id, held = loading[block]
             self._held.setdefault(request_id, []).append(held)
@@ -241,16 +244,12 @@ class RecoveryFromFailedLoads:
         self.counts.cool(self.load_gate.num_cooling)
         _log(plan, self.policy)
 
-    def _tell(self, plan: RecoveryPlan, former: Sequence[BlockId]) -> None:
-        """Tell a connector's tiers what is garbage: what blocks hold, and what some held once."""
-        if self._source is None:
-            return
-        before = {former[number - self._cache.config.num_blocks] for number in plan.lost}
-        self._source.forget_blocks(sorted(before.union(plan.tainted)))
+    def _tell(self, plan: RecoveryPlan) -> None:
+        """Tell a connector's tiers which records are no good, and which to leave alone."""
         for record in plan.drop:
-            self._source.drop(record)
+            self._tiers.drop(record)
         for record in plan.back_off:
-            self._source.back_off(record)
+            self._tiers.back_off(record)
 
     def _ending(
         self, plan: RecoveryPlan, by_number: Mapping[int, RequestRun], told: Collection[str]
