@@ -4,6 +4,7 @@ The ranks of an engine say that a load has ended well. Steps later they say that
 is garbage: what the request has computed is in host memory and on disk by then, or on its way.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -37,10 +38,11 @@ class LateRanks(Ranks):
 
     spoils: bool = False
     tells: bool = False
+    spoilt_groups: Sequence[int] = range(4)
     garbage: set[int] = field(default_factory=set)
 
     def _move(self, kind: Kind, item: Item, *, is_good: bool) -> None:
-        if self.spoils and kind is Kind.LOAD:
+        if self.spoils and kind is Kind.LOAD and item.group in self.spoilt_groups:
             self.spoils, is_good = False, False
             self.garbage.add(item.target)
         Ranks._move(self, kind, item, is_good=is_good)
@@ -89,6 +91,11 @@ class LateEngine(OffloadingEngine):
     def is_spoilt(self) -> bool:
         return all(self.wrong().values())
 
+    def step_until_output(self, name: str) -> None:
+        while not self.outputs.get(name):
+            assert self.scheduler.has_unfinished_requests()
+            self.step()
+
     def live_until(self, moment: str) -> None:
         """Have a request read a block of garbage, and say so at this moment."""
         self.ranks.spoils = True
@@ -123,6 +130,36 @@ def test_nothing_computed_from_garbage_stays_in_any_tier(
     engine.finish()
     assert engine.outputs[again] == truth(PROMPT, NUM_TOKENS)
     assert again not in engine.errors
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["as it is", "if nobody were told"])
+def test_what_was_copied_on_the_device_is_garbage_as_well(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request needs a window that the device has lost, and copies garbage beside it."""
+    forget = OffloadConnector.forget_blocks
+
+    def untold(*args: Any) -> Failures:  # noqa: ANN401
+        forget(*args)
+        return Failures()
+
+    if not is_told:
+        monkeypatch.setattr(OffloadConnector, "forget_blocks", untold)
+    engine = LateEngine("window and full", is_async=True)
+    engine.ranks.spoils, engine.ranks.spoilt_groups = True, [1]
+    first = engine.add(PROMPT, NUM_TOKENS).request_id
+    engine.step_until_output(first)
+    cache = engine.scheduler.kv_cache_manager.cache
+    windows = [b for (group, _), own in cache.debug.cached().items() if group == 0 for b in own]
+    cache.pool.forget(windows)
+    other = engine.add(PROMPT, NUM_TOKENS).request_id
+    engine.step_until_output(other)
+    assert engine.ranks.num_moved[Kind.COPY]
+    engine.ranks.tells = True
+    engine.step()
+    engine.finish()
+    assert engine.errors == ({first, other} if is_told else {first})
+    assert any(engine.wrong().values()) is not is_told
 
 
 def test_what_ranks_say_stays_beside_what_loads_lack() -> None:
