@@ -94,11 +94,15 @@ class TellingIngress(Ingress):
 
 
 def application(engine: type[TellingEngine], num_ingresses: int) -> Any:  # noqa: ANN401
-    """Return three engines behind some replicas of an ingress."""
+    """Return three engines, which are soon full, behind some replicas of an ingress."""
     often = {"health_check_period_s": 0.5, "graceful_shutdown_timeout_s": 5.0}
-    routing = router_config(model=PRESET.model, prediction="predicted", stats_period_s=1.0)
     engines = serve.deployment(
-        engine, name="engines", num_replicas=3, request_router_config=routing, **often
+        engine,
+        name="engines",
+        num_replicas=3,
+        max_ongoing_requests=5,
+        request_router_config=router_config(model=PRESET.model, prediction="predicted"),
+        **often,
     )
     ingress = serve.deployment(
         TellingIngress,

@@ -10,7 +10,7 @@ from kvbraid.sim.fleet.workload import WorkRequest, shared_prefix_workload
 
 from examples.ray_serve import PRESET
 from tests.ray.cluster import Application, started, wait_for
-from tests.ray.deployments import EngineFacts, OddEngine, TellingEngine
+from tests.ray.deployments import OddEngine, TellingEngine
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 
@@ -47,11 +47,16 @@ def play(app: Application, works: Iterable[WorkRequest]) -> int:
     return reused
 
 
-def busy_engine(app: Application) -> EngineFacts:
-    """Return an engine in which calls are running, as soon as there is one."""
-    return wait_for(
-        lambda: next((each for each in app.engines() if each.num_running), None), "call"
+def kill_a_busy_engine(app: Application) -> None:
+    busy = wait_for(lambda: next((e for e in app.engines() if e.num_running), None), "call")
+    os.kill(busy.process, SIGKILL)
+
+
+def kill_a_busy_ingress(app: Application) -> None:
+    busy = wait_for(
+        lambda: next((i for i in app.ingresses() if i.counts["in_flight"]), None), "call"
     )
+    os.kill(busy.process, SIGKILL)
 
 
 def test_predictions_come_true_while_replicas_come_and_go(app: Application) -> None:
@@ -69,23 +74,14 @@ def test_predictions_come_true_while_replicas_come_and_go(app: Application) -> N
 
 def test_no_call_is_lost_when_replicas_are_killed_under_load(app: Application) -> None:
     works, before = traffic(seed=2), app.num_again
-    answers = app.call(
-        islice(works, 30),
-        takes_s=0.5,
-        meanwhile=lambda: os.kill(busy_engine(app).process, SIGKILL),
-    )
+    answers = app.call(islice(works, 30), takes_s=2.0, meanwhile=lambda: kill_a_busy_engine(app))
     assert len(answers) == 30
-    again = sum(ingress.num_again for ingress in app.ingresses())
-    assert again > 0  # Ray raises to the ingress, which calls again.
-    assert app.num_again == before
+    assert sum(ingress.num_again for ingress in app.ingresses()) > 0
+    assert app.num_again == before  # Ray raises to the ingress, which calls again.
 
-    def kill_an_ingress() -> None:
-        busy_engine(app)
-        os.kill(app.ingresses()[0].process, SIGKILL)
-
-    answers = app.call(islice(works, 30), takes_s=0.5, meanwhile=kill_an_ingress)
+    answers = app.call(islice(works, 30), takes_s=2.0, meanwhile=lambda: kill_a_busy_ingress(app))
     assert len(answers) == 30
-    assert app.num_again > before
+    assert app.num_again > before  # Here to its client.
     play(app, islice(works, 5))
     assert [ingress.counts["in_flight"] for ingress in app.ingresses()] == [0, 0]
 
