@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 @contextmanager
-def started() -> Iterator[None]:
+def started(*, proxy_location: str = "Disabled") -> Iterator[None]:
     """Run a cluster of this machine alone."""
     os.environ.update(SETTINGS)
     ray.init(
@@ -40,7 +40,7 @@ def started() -> Iterator[None]:
         object_store_memory=100_000_000,
     )
     try:
-        serve.start(proxy_location="Disabled")
+        serve.start(proxy_location=proxy_location)
         yield
     finally:
         serve.shutdown()

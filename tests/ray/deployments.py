@@ -37,6 +37,17 @@ def name_of_this_replica() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
+async def router_of(handle: Any) -> KvbraidRouter:  # noqa: ANN401
+    """Return what Ray has made of our class for a handle of this process."""
+    if not handle.is_initialized:
+        handle._init()
+    router: KvbraidRouter | None = None
+    while router is None:
+        router = handle._router._asyncio_router.request_router
+        await asyncio.sleep(0.01)
+    return router
+
+
 class TellingEngine(Engine):
     """Answers after `takes_s`, and says which replica it is."""
 
@@ -78,19 +89,9 @@ class TellingIngress(Ingress):
         return list(await asyncio.gather(*map(self, bodies)))
 
     async def facts(self, prompt: Sequence[int], last_seqs: dict[str, int]) -> IngressFacts:
-        router = await self._router()
+        router = await router_of(self.engines)
         known = rows(router, prompt) if has_read(router, last_seqs) else None
         return IngressFacts(os.getpid(), known, router._chooser.counts(), self.num_again)
-
-    async def _router(self) -> KvbraidRouter:
-        """Return what Ray has made of the class for this process."""
-        if not self.engines.is_initialized:
-            self.engines._init()
-        router: KvbraidRouter | None = None
-        while router is None:
-            router = self.engines._router._asyncio_router.request_router
-            await asyncio.sleep(0.01)
-        return router
 
 
 def application(engine: type[TellingEngine], num_ingresses: int) -> Any:  # noqa: ANN401
