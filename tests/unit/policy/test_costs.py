@@ -50,9 +50,9 @@ def test_coefficients_that_nobody_has_are_refused_by_name(make, message) -> None
 
 
 def test_the_largest_coefficients_still_give_numbers() -> None:
-    most = Seconds(**dict.fromkeys(
-        ("fixed", "per_token", "per_pair", "per_loaded_token", "per_decoded_token"), 1e12
-    ))  # fmt: skip
+    most = Seconds(
+        fixed=1e12, per_token=1e12, per_pair=1e12, per_loaded_token=1e12, per_decoded_token=1e12
+    )
     seen = view(
         resumable=[0, 1 << 40], present=[0, 1 << 40], wait=[1e60, 0.0], busy=0.99, rate=1e9,
         seconds=most, tokens=1 << 40,
