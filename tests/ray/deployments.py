@@ -95,7 +95,7 @@ class TellingIngress(Ingress):
 
 
 def application(engine: type[TellingEngine], num_ingresses: int) -> Any:  # noqa: ANN401
-    """Return three engines, which are soon full, behind some replicas of an ingress."""
+    """Return three engines, which are soon full, and replicas of an ingress that call them."""
     often = {"health_check_period_s": 0.5, "graceful_shutdown_timeout_s": 5.0}
     engines = serve.deployment(
         engine,
