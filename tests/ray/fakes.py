@@ -39,6 +39,8 @@ def new_router(replicas: Iterable[FakeReplica], **kwargs: object) -> KvbraidRout
         initial_backoff_s=0.001,
         max_backoff_s=0.05,
     )
+    # A busy machine stops a process for longer than 0.1 s, and Ray would take another replica.
+    router.queue_len_response_deadline_s = 10.0
     router.initialize_state(**kwargs)
     router.update_replicas(list(replicas))
     return router

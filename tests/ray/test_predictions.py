@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
-from kvbraid.fleet import Request
 from kvbraid.integrations.ray import KvbraidRouter
 from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.sim.fleet.engine import EngineRequest, SimulatedEngine
@@ -15,6 +13,7 @@ from ray.serve._private.common import RequestMetadata
 from ray.serve.request_router import PendingRequest
 
 from tests.ray.fakes import FakeReplica, new_router
+from tests.ray.knowledge import has_read, rows
 
 PRESET = PRESETS["qwen3-next-sim"]
 PATIENCE_S = 120
@@ -38,25 +37,11 @@ class PublishingReplica(FakeReplica):
         }
 
 
-def rows(router: KvbraidRouter, work: WorkRequest) -> list[tuple[tuple[str, int], int, int, int]]:
-    request = Request(model=PRESET.model, token_ids=work.prompt)
-    found = router._chooser.router._index.score(request).columns()
-    return sorted(zip(found.ranks, found.lower, found.upper, found.expected, strict=True))
-
-
 async def settle(routers: Sequence[KvbraidRouter], replicas: Sequence[PublishingReplica]) -> None:
     """Wait until each router has applied what was published last."""
-    wanted = {replica.replica_id.unique_id: replica.last_seq for replica in replicas}
-    for router in routers:
-        feed: Any = router._chooser.replicas._feed
-        while True:
-            known = {row.pod: row for row in feed.status()}
-            if known.keys() == wanted.keys() and all(
-                known[pod].is_rebuilt and (seq < 0 or known[pod].last_seq == seq)
-                for pod, seq in wanted.items()
-            ):
-                break
-            await asyncio.sleep(0.01)
+    last_seqs = {replica.replica_id.unique_id: replica.last_seq for replica in replicas}
+    while not all(has_read(router, last_seqs) for router in routers):
+        await asyncio.sleep(0.01)
 
 
 async def play(
@@ -68,7 +53,7 @@ async def play(
     reused = {replica.replica_id.unique_id: 0 for replica in replicas}
     for number, work in enumerate(works):
         await settle(routers, replicas)
-        one, other = (rows(router, work) for router in routers)
+        one, other = (rows(router, work.prompt) for router in routers)
         assert one == other
         router, call_id = routers[number % 2], f"call{number}"
         metadata = RequestMetadata(request_id=call_id, internal_request_id=call_id)

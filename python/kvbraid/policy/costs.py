@@ -15,13 +15,14 @@ that are not resumable, they would scatter prompts of which only a state is miss
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
-from math import inf
 from typing import ClassVar, Final, NamedTuple
 
 from kvbraid.policy.view import FleetView
 from kvbraid.reading import Rule, check
 
-_COEFFICIENT: Final = Rule(lambda value: 0 <= value < inf, "a finite number of at least 0")
+_MOST: Final = 1e12
+"""With the largest `Seconds`, such a coefficient still gives finite costs."""
+_COEFFICIENT: Final = Rule(lambda value: 0 <= value <= _MOST, f"a number from 0 to {_MOST:g}")
 _SHARE: Final = Rule(lambda value: 0 <= value <= 1, "a number from 0 to 1")
 
 
@@ -32,7 +33,7 @@ class CostOptions:
     Candidates whose cost is at most `slack` (a share) above the least are equal.
 
     Raises:
-        InvalidValueError: One is below 0 or not finite, or the potential is above 1.
+        InvalidValueError: One is below 0 or above 1e12, or the potential is above 1.
     """
 
     potential: float = 0.5
@@ -41,7 +42,7 @@ class CostOptions:
     slack: float = 0.02
 
     def __post_init__(self) -> None:
-        """Refuse coefficients that are no numbers of at least 0."""
+        """Refuse coefficients with which costs would be no numbers."""
         for field, value in zip(fields(self), astuple(self), strict=True):
             check(field.name, value, _SHARE if field.name == "potential" else _COEFFICIENT)
 

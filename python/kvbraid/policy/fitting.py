@@ -15,7 +15,7 @@ from math import inf, isfinite
 from statistics import median
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from kvbraid.policy.seconds import Seconds
+from kvbraid.policy.seconds import MOST_SECONDS, Seconds
 
 WINDOW: Final = 128
 LEAST: Final = 32
@@ -66,7 +66,7 @@ class Fit:
         Returns:
             Whether there can be such a prefill; if not, nothing has changed.
         """
-        if not (0 <= cached < tokens and 0 < took < inf):
+        if not (0 <= cached < tokens and 0 < took <= MOST_SECONDS):
             return False
         work = self._work.prefill(tokens, cached)
         alone = took - self.given.decoding(tokens, cached, running)
@@ -100,8 +100,8 @@ class Fit:
         seconds = replace(
             given,
             fixed=fixed,
-            per_token=scale * given.per_token,
-            per_pair=scale * given.per_pair,
+            per_token=min(scale * given.per_token, MOST_SECONDS),
+            per_pair=min(scale * given.per_pair, MOST_SECONDS),
         )
         quality = Quality(
             took=median(took for _, took in samples),

@@ -13,7 +13,13 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.models import PrefillCost
 from kvbraid.reading import POSITIVE, Rule, check
 
+MOST_SECONDS: Final = 1e12
+"""A coefficient is at most that: products of the largest are still finite numbers."""
+
 _RATE: Final = Rule(lambda value: 0 < value < float("inf"), "a finite number above 0")
+_COEFFICIENT: Final = Rule(
+    lambda value: 0 <= value <= MOST_SECONDS, f"seconds from 0 to {MOST_SECONDS:g}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,7 @@ class Seconds:
     worse than one that is too high by as much.
 
     Raises:
-        InvalidValueError: A coefficient is below 0 or not finite, or a prefill takes no time.
+        InvalidValueError: A coefficient is not from 0 to MOST_SECONDS, or a prefill takes no time.
     """
 
     fixed: float = 0.012
@@ -42,13 +48,9 @@ class Seconds:
 
     def __post_init__(self) -> None:
         """Refuse coefficients that no pod has."""
-        check("step_tokens", self.step_tokens, POSITIVE)
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not 0 <= value < float("inf"):
-                raise InvalidValueError(
-                    f"{field.name} is {value!r} seconds; expected a finite number of at least 0"
-                )
+            rule = POSITIVE if field.name == "step_tokens" else _COEFFICIENT
+            check(field.name, getattr(self, field.name), rule)
         if self.per_token + self.per_pair <= 0:
             raise InvalidValueError("per_token and per_pair are both 0; give what a token takes")
 

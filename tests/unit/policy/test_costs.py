@@ -1,6 +1,7 @@
 """The rule of kvbraid: its terms by hand, and what they are for."""
 
-from math import isclose
+from itertools import chain
+from math import isclose, isfinite
 from random import Random
 
 import pytest
@@ -30,21 +31,34 @@ def test_seconds_of_a_model_come_from_its_operations() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: Seconds(fixed=-1.0),
-            "fixed is -1.0 seconds; expected a finite number of at least 0",
-        ),
-        (lambda: Seconds(per_token=float("nan")), "per_token is nan seconds"),
+        (lambda: Seconds(fixed=-1.0), r"fixed is -1.0; expected seconds from 0 to 1e\+12"),
+        (lambda: Seconds(per_pair=1e200), r"per_pair is 1e\+200; expected seconds from 0 to 1e"),
+        (lambda: Seconds(per_token=float("nan")), "per_token is nan; expected seconds"),
         (lambda: Seconds(per_token=0, per_pair=0), "per_token and per_pair are both 0"),
         (lambda: Seconds(step_tokens=0), "step_tokens"),
         (lambda: Seconds.of_model(PrefillCost(), flops=0), "flops"),
         (lambda: CostOptions(potential=1.5), "potential is 1.5; expected a number from 0 to 1"),
-        (lambda: CostOptions(queue=float("inf")), "queue is inf; expected a finite number"),
+        (
+            lambda: CostOptions(queue=float("inf")),
+            r"queue is inf; expected a number from 0 to 1e\+12",
+        ),
     ],
 )
 def test_coefficients_that_nobody_has_are_refused_by_name(make, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidValueError, match=message):
         make()
+
+
+def test_the_largest_coefficients_still_give_numbers() -> None:
+    most = Seconds(
+        fixed=1e12, per_token=1e12, per_pair=1e12, per_loaded_token=1e12, per_decoded_token=1e12
+    )
+    seen = view(
+        resumable=[0, 1 << 40], present=[0, 1 << 40], wait=[1e60, 0.0], busy=0.99, rate=1e9,
+        seconds=most, tokens=1 << 40,
+    )  # fmt: skip
+    rule = CostRule(CostOptions(displacement=1e12, queue=1e12))
+    assert all(map(isfinite, [*rule.costs(seen), *chain(*rule.terms(seen))]))
 
 
 def test_terms_are_those_of_the_formula() -> None:

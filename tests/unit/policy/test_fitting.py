@@ -13,6 +13,7 @@ from kvbraid.ids import PodId
 from kvbraid.policy import Decision, EngineLoad, Router, RouterOptions, Seconds
 from kvbraid.policy.baselines import RoundRobin
 from kvbraid.policy.fitting import EVERY, LEAST, MOST_SCALE, WINDOW, Fit, Fitted, Measured
+from kvbraid.policy.seconds import MOST_SECONDS
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 GIVEN: Final = Seconds(fixed=0.012, per_token=1e-4, per_pair=1e-9, per_decoded_token=1e-3)
@@ -107,7 +108,14 @@ def test_whatever_is_said_the_coefficients_stay_within_their_bounds(
     for sample in samples:
         taken += fit.add(*sample)
         fit.check_integrity()
-    assert taken == sum(0 <= c < n and 0 < took < inf for n, c, _, took in samples)
+    assert taken == sum(0 <= c < n and 0 < took <= MOST_SECONDS for n, c, _, took in samples)
+
+
+def test_a_fit_stays_within_what_a_coefficient_may_be() -> None:
+    fit = Fit(Seconds(fixed=0.0, per_token=0.0, per_pair=1e11))
+    for _ in range(LEAST):
+        fit.add(1, 0, 0, MOST_SECONDS)  # Half a pair takes it.
+    assert fit.now.seconds.per_pair == MOST_SECONDS
 
 
 @pytest.mark.parametrize(("took", "scale"), [(1e-9, 1 / MOST_SCALE), (1e9, MOST_SCALE)])
@@ -128,7 +136,8 @@ def test_what_cannot_be_is_no_sample(tokens: int, cached: int, took: float) -> N
 
 
 @pytest.mark.parametrize(
-    "expected", [Seconds(fixed=1e12), Seconds(per_token=0.0, per_pair=5e-324)]
+    "expected",
+    [Seconds(fixed=1e12), Seconds(per_token=0.0, per_pair=5e-324)],
 )
 def test_extreme_coefficients_are_fitted_or_kept_like_others(expected: Seconds) -> None:
     fit = Fit(expected)
