@@ -140,7 +140,7 @@ class Endpoint:
     async def _read(self, scope: Scope, receive: Receive, body: bytearray, pod: str) -> Call:
         given = once(scope["headers"])
         rules = self.permit(given)
-        if self._route.body is not None:
+        if self._route.body is not None or self._route.binary:
             self._check_length(int(given.get(b"content-length", b"0")))
             await self._read_body(receive, body)
             if rules is not self.rules:  # A key may have been revoked meanwhile.

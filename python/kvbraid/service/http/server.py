@@ -119,7 +119,8 @@ def following(
     service.feed.start()
     try:
         for pod, pod_config in config.pods.items():
-            _put(service, pod, pod_config)
+            if service.has(pod):
+                _put(service, pod, pod_config)
         with (
             following_file(service, take) as reread,
             following_names(config, service),
