@@ -73,6 +73,17 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """The shard that this process is; None: it indexes every pod, or none."""
         return None if self.shard is None else Shard.read(self.shard)
 
+    def as_shard(self, shard: str) -> "SharedTable":
+        """Return the table of one of the shards that a front with this table asks.
+
+        Raises:
+            InvalidValueError: There is no such shard.
+        """
+        own, num = Shard.read(shard), len(self.shards)
+        if num not in (0, own.of):
+            raise InvalidValueError(f"shard = {shard}, but shared.shards has {num} addresses")
+        return msgspec.structs.replace(self, shard=shard, shards=[], shard_key=None)
+
     @property
     def name(self) -> str:
         """The name of this replica."""

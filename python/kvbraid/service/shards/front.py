@@ -336,6 +336,9 @@ class Front:
     @property
     def problem(self) -> str:
         """Why some rows are bounds; empty if none has to be."""
+        with self._lock:
+            for link in self.links.values():
+                link.look()
         told = ((link.name, link.problem or link.complaint) for link in self.links.values())
         return "; ".join(f"{name} {what}" for name, what in told if what)
 
