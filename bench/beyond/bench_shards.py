@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.ids import PodState
+from kvbraid.policy import Promising
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.shards.front import Front
 from kvbraid.sim.fleet.processes import free_port
@@ -127,7 +128,8 @@ class Asked:
         """Take one sample."""
         self.taken = Taken([], [])
         for _ in range(ROUNDS):
-            for index, times in zip((front, one), self.taken, strict=True):
+            index: Promising
+            for index, times in ((front, self.taken.front), (one, self.taken.one)):
                 begin = time.perf_counter()
                 index.score(prompt()[1]).columns()
                 times.append(1e3 * (time.perf_counter() - begin))

@@ -102,7 +102,7 @@ class ShardServer:
 @contextmanager
 def answering(server: ShardServer, answer: Callable[[Question], bytes]) -> Iterator[None]:
     """Let a shard answer otherwise for a block."""
-    server.service.questions.answer = answer  # type: ignore[method-assign]
+    server.service.questions.answer = answer  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

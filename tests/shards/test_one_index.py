@@ -120,7 +120,8 @@ def chosen(index: Promising, seed: int) -> list[tuple[object, ...]]:
         Router(index, options=RouterOptions(with_seen=True), chance=Random(1)),
         Random(seed),
     )
-    made, now = [], 0.0
+    made: list[tuple[object, ...]] = []
+    now = 0.0
     for number in range(60):
         now += chance.random() / 20
         prompt = range(1000 * chance.randrange(6), 1000 * chance.randrange(6, 9))

@@ -244,7 +244,7 @@ def _uvicorn_config(app: Application, end_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=Connection if app.score is None else ScoreProtocol,
+        http=ScoreProtocol if app.shortcuts else Connection,
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -90,7 +90,7 @@ def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Me
     for at, name in enumerate(NUMBERS):
         line = array("I")
         for number in numbers:
-            line += told[number].numbers[at]
+            line.frombytes(told[number].numbers[at].cast("B"))
         line.append(num_tokens if name in _POSSIBLE else 0)
         columns[name] = pick(line)
     return Merged(

@@ -144,7 +144,7 @@ class ShardColumns:
 
     roster: bytes
     states: tuple[PodState, ...]
-    numbers: "tuple[array[int], ...]"
+    numbers: tuple[memoryview, ...]
     seen: Seen | None
 
 
@@ -210,7 +210,7 @@ def answer(scores: Promisable) -> bytes:
             VERSION,
             columns.ranks,
             bytes(map(_PLACES.__getitem__, columns.states)),
-            [_little(array("I", getattr(columns, name))) for name in NUMBERS],
+            [_column(getattr(columns, name)) for name in NUMBERS],
             None if seen is None else tuple(seen),  # type: ignore[arg-type]
         )
     )
@@ -259,24 +259,31 @@ def _to_little(request: Request) -> tuple[bytes, int]:
     ids = request.token_ids
     try:
         if isinstance(ids, memoryview | array) and memoryview(ids).format in ("I", "Q"):
-            given = array(memoryview(ids).format, bytes(ids))
+            given = memoryview(ids)
         else:
-            given = array("Q", ids)
+            given = memoryview(array("Q", ids))
     except (TypeError, ValueError, OverflowError):
         refuse_request(request)
         raise InvalidValueError("token_ids are no numbers from 0 to 2**64 - 1") from None
     return _little(given), given.itemsize
 
 
-def _little(numbers: "array[int]") -> bytes:
-    if sys.byteorder == "big":
-        numbers = numbers[:]
-        numbers.byteswap()
-    return numbers.tobytes()
+def _column(numbers: Sequence[int]) -> bytes:
+    if isinstance(numbers, memoryview) and numbers.format == "I":
+        return _little(numbers)
+    return _little(memoryview(array("I", numbers)))
 
 
-def _of_little(data: bytes, width: Literal["I", "Q"]) -> "array[int]":
-    numbers = array(width, data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+def _little(numbers: memoryview) -> bytes:
+    return _swapped(numbers).tobytes() if sys.byteorder == "big" else numbers.tobytes()
+
+
+def _of_little(data: bytes, width: Literal["I", "Q"]) -> memoryview:
+    numbers = memoryview(data).cast(width)
+    return _swapped(numbers) if sys.byteorder == "big" else numbers
+
+
+def _swapped(numbers: memoryview) -> memoryview:
+    swapped = array(numbers.format, numbers)
+    swapped.byteswap()
+    return memoryview(swapped)
