@@ -147,9 +147,8 @@ class Fleet:
 
     def is_connected(self) -> bool:
         """Whether every shard can be asked."""
-        return not self.front.problem or not any(
-            each.problem for each in self.front.links.values()
-        )
+        links = self.front.links.values()
+        return not self.front.problem or not any(link.problem for link in links)
 
 
 @contextmanager
