@@ -22,7 +22,7 @@ from kvbraid.service.registry import Service
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.sharding import Shard, shard_of
 from kvbraid.service.shards.front import Front, NoFeed
-from kvbraid.service.shards.messages import Question
+from kvbraid.service.shards.messages import ShardQuestion
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.service.fakes import FakeFeed
@@ -85,7 +85,7 @@ class ShardServer:
         """Let no question be answered for a block."""
         goes_on, answer = threading.Event(), self.service.questions.answer
 
-        def waits(question: Question) -> bytes:
+        def waits(question: ShardQuestion) -> bytes:
             goes_on.wait(20)
             return answer(question)
 
@@ -100,7 +100,7 @@ class ShardServer:
 
 
 @contextmanager
-def answering(server: ShardServer, answer: Callable[[Question], bytes]) -> Iterator[None]:
+def answering(server: ShardServer, answer: Callable[[ShardQuestion], bytes]) -> Iterator[None]:
     """Let a shard answer otherwise for a block."""
     server.service.questions.answer = answer  # type: ignore[method-assign, assignment]
     try:

@@ -14,7 +14,7 @@ from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
 from kvbraid.service.keys import KeyEntry, digest
 from kvbraid.service.sharding import shard_of
-from kvbraid.service.shards.messages import Question, ranks_of, read_answer
+from kvbraid.service.shards.messages import ShardQuestion, ranks_of, read_answer
 
 from tests.service.in_process import TestClient
 from tests.service.serving import until
@@ -53,9 +53,9 @@ def bounds(made: Fleet) -> set[int]:
         else:
             assert numbers == (144, 144, 144)
     told = {row["pod"]: row for row in msgspec.json.decode(made.front.ask_rows(PROMPT))["pods"]}
-    for pod in PODS:
-        is_bound = shard_of(PodId(pod), OF) in found
-        assert told[pod]["exactness"] == ("bound" if is_bound else "exact")
+    for name in PODS:
+        is_bound = shard_of(PodId(name), OF) in found
+        assert told[name]["exactness"] == ("bound" if is_bound else "exact")
     return found
 
 
@@ -133,7 +133,7 @@ def test_a_shard_that_lies_is_believed_about_nobody(answer: bytes) -> None:
     with fleet() as made:
         held(made)
 
-        def lie(question: Question) -> bytes:
+        def lie(question: ShardQuestion) -> bytes:
             del question
             return answer
 
@@ -153,7 +153,7 @@ def test_a_shard_tells_nothing_of_pods_of_another_shard() -> None:
         held(made)
         theirs = made.servers[2].service.questions.answer
 
-        def copied(question: Question) -> bytes:
+        def copied(question: ShardQuestion) -> bytes:
             return theirs(question)
 
         with answering(made.servers[1], copied):

@@ -13,8 +13,8 @@ from kvbraid.ids import PodId
 from kvbraid.service.ports import Index
 from kvbraid.service.shards.messages import (
     PromiseQuestion,
-    Question,
     ScoreQuestion,
+    ShardQuestion,
     WithdrawQuestion,
     answer,
 )
@@ -40,7 +40,7 @@ class Questions:
         self._lock = Lock()
         self._promised: dict[str, _Promised] = {}  # By the front's name, the oldest first.
 
-    def answer(self, question: Question) -> bytes:
+    def answer(self, question: ShardQuestion) -> bytes:
         """Answer a question.
 
         Raises:

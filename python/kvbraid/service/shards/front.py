@@ -33,7 +33,7 @@ from kvbraid.service.errors import RefusalError
 from kvbraid.service.ports import ExplainedRequest
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.sharding import shard_of
-from kvbraid.service.shards.link import Link, Target
+from kvbraid.service.shards.link import ShardLink, ShardTarget
 from kvbraid.service.shards.merging import UNKNOWN, Asked, Merged, merge, merge_rows, read_rows
 from kvbraid.service.shards.messages import (
     MESSAGE_PACK,
@@ -46,8 +46,8 @@ from kvbraid.service.shards.messages import (
 )
 from kvbraid.spec import Topology
 
-QUESTION: Final = Target("/v1/shard", MESSAGE_PACK)
-ROWS: Final = Target("/v1/score", "application/json")
+QUESTION: Final = ShardTarget("/v1/shard", MESSAGE_PACK)
+ROWS: Final = ShardTarget("/v1/score", "application/json")
 
 TOKENS_OF_A_DEADLINE: Final = 65_536
 """For each so many tokens of a prompt, a shard has its deadline once more."""
@@ -83,8 +83,8 @@ class Front:
         self, table: SharedTable, key: str | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         num, self._run = len(table.shards), secrets.token_hex(8)
-        self.links: Mapping[int, Link] = {
-            number: Link(f"{number}/{num}", url, key, clock=clock)
+        self.links: Mapping[int, ShardLink] = {
+            number: ShardLink(f"{number}/{num}", url, key, clock=clock)
             for number, url in enumerate(table.shards, start=1)
         }
         self._answer_s = table.shard_answer_s
@@ -236,7 +236,7 @@ class Front:
 
     def _ask(
         self,
-        target: Target,
+        target: ShardTarget,
         asked: Asked,
         question: Callable[[Sequence[PodId] | None], bytes],
         request: Request,
@@ -264,7 +264,7 @@ class Front:
                     _note_refusal(links[number], answer.body)
         return told
 
-    def _wait(self, links: Iterable[Link], end: float) -> None:
+    def _wait(self, links: Iterable[ShardLink], end: float) -> None:
         while waiting := {link.fileno(): link for link in links if link.is_waited_for}:
             left_s = end - self._clock()
             if left_s <= 0:
@@ -445,7 +445,7 @@ def other_shard(what: str) -> RefusalError:
 
 
 @contextlib.contextmanager
-def _judging(link: Link) -> Iterator[None]:
+def _judging(link: ShardLink) -> Iterator[None]:
     """Note whether what is read meanwhile is an answer."""
     try:
         yield
@@ -455,7 +455,7 @@ def _judging(link: Link) -> Iterator[None]:
         link.judge("answered")
 
 
-def _note_refusal(link: Link, body: bytes) -> None:
+def _note_refusal(link: ShardLink, body: bytes) -> None:
     """Note a refusal; one that says something of the request is raised.
 
     Raises:

@@ -38,7 +38,7 @@ _PIECE: Final = 1 << 18
 _WOULD_WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-Outcome: TypeAlias = Literal["answered", "late", "down", "refused", "malformed", "not_told"]
+ShardOutcome: TypeAlias = Literal["answered", "late", "down", "refused", "malformed", "not_told"]
 """What can become of a question; `not_told`: a promise that nobody was told of."""
 
 
@@ -49,7 +49,7 @@ class HttpAnswer(NamedTuple):
     body: bytes
 
 
-class Target(NamedTuple):
+class ShardTarget(NamedTuple):
     """Where a question goes, and what its body is."""
 
     path: str
@@ -63,7 +63,7 @@ class _Expected(NamedTuple):
     asked_at: float
 
 
-class Link:
+class ShardLink:
     """A connection to one shard, made again and again.
 
     Attributes:
@@ -98,7 +98,7 @@ class Link:
         self._is_over = threading.Event()
         self._num_failures = 0
         self._asked_at = clock()
-        self.counts: Counter[str] = Counter(dict.fromkeys(get_args(Outcome), 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys(get_args(ShardOutcome), 0))
         self.problem = self.complaint = ""
         self._answer: HttpAnswer | None = None
         self._drop("is not connected yet")
@@ -118,7 +118,7 @@ class Link:
         """Whether an answer is to come that somebody waits for."""
         return not self._is_late and any(each.is_waited_for for each in self._expected)
 
-    def ask(self, target: Target, body: bytes, *, is_waited_for: bool = True) -> bool:
+    def ask(self, target: ShardTarget, body: bytes, *, is_waited_for: bool = True) -> bool:
         """Ask a question unless the shard is down, or owes an answer; say whether it is asked."""
         self.look()
         if self.problem or (not is_waited_for and len(self._expected) >= MOST_UNREAD):
@@ -143,7 +143,7 @@ class Link:
         if self._expected and self._clock() - self._expected[0].asked_at > GIVE_UP_S:
             self._drop(f"has not answered for {GIVE_UP_S:g} s")
 
-    def keep_alive(self, target: Target, body: bytes) -> None:
+    def keep_alive(self, target: ShardTarget, body: bytes) -> None:
         """Ask a question if none was asked for long; nobody waits for the answer."""
         self.look()
         if self._clock() - self._asked_at > ALIVE_S:
@@ -162,7 +162,7 @@ class Link:
             self.counts["late" if self._is_late else "down"] += 1
         return self._answer
 
-    def judge(self, what: Outcome, complaint: str = "") -> None:
+    def judge(self, what: ShardOutcome, complaint: str = "") -> None:
         """Note what an answer was."""
         self.counts[what] += 1
         self.complaint = complaint

@@ -123,11 +123,11 @@ class _RowName(msgspec.Struct):
     dp_rank: int
 
 
-class _Rows(msgspec.Struct):
+class _ScoreRows(msgspec.Struct):
     pods: list[msgspec.Raw]
 
 
-_ROWS: Final = msgspec.json.Decoder(_Rows)
+_ROWS: Final = msgspec.json.Decoder(_ScoreRows)
 _ROW_NAME: Final = msgspec.json.Decoder(_RowName)
 
 

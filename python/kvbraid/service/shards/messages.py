@@ -49,7 +49,7 @@ MOST_WITHDRAWN: Final = 4096
 """Promises that one message ends."""
 
 _Name = Annotated[str, Meta(max_length=512)]
-_PodName = Annotated[str, Meta(min_length=1, max_length=512)]
+_PodName = Annotated[str, Meta(min_length=1, max_length=128)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _PromiseName = Annotated[str, Meta(min_length=1, max_length=64)]
 
@@ -127,10 +127,10 @@ class WithdrawQuestion(
     is_sound = True
 
 
-Question: TypeAlias = ScoreQuestion | PromiseQuestion | WithdrawQuestion
+ShardQuestion: TypeAlias = ScoreQuestion | PromiseQuestion | WithdrawQuestion
 
 
-class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _ColumnsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     version: Literal[1]
     ranks: msgspec.Raw
     states: bytes
@@ -149,8 +149,8 @@ class ShardColumns:
 
 
 _NARROW: Final = 4
-_QUESTION: Final = msgspec.msgpack.Decoder(Question)
-_ANSWER: Final = msgspec.msgpack.Decoder(_Answer)
+_QUESTION: Final = msgspec.msgpack.Decoder(ShardQuestion)
+_ANSWER: Final = msgspec.msgpack.Decoder(_ColumnsAnswer)
 _RANKS: Final = msgspec.msgpack.Decoder(list[tuple[_PodName, _Number]])
 _PLACES: Final = {state: place for place, state in enumerate(STATES)}
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -187,14 +187,14 @@ def withdraw_question(names: Sequence[str]) -> bytes:
     return _encode(("withdraw", VERSION, names))
 
 
-def read_question(body: bytes) -> Question:
+def read_question(body: bytes) -> ShardQuestion:
     """Read a question; whoever calls bounds its length.
 
     Raises:
         WrongAnswerError: It is something else.
     """
     try:
-        question: Question = _QUESTION.decode(body)
+        question: ShardQuestion = _QUESTION.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise WrongAnswerError(f"no question of version {VERSION}: {error}") from None
     if not question.is_sound:
