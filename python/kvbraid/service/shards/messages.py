@@ -49,8 +49,8 @@ MOST_WITHDRAWN: Final = 4096
 """Promises that one message ends."""
 
 _Name = Annotated[str, Meta(max_length=512)]
-_PodName = Annotated[str, Meta(min_length=1, max_length=128)]
-_Number = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_AskedPod = Annotated[str, Meta(min_length=1, max_length=128)]
+_Uint32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _PromiseName = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -68,7 +68,7 @@ class _Prompt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     lora: _Name | None
     cache_salt: _Name | None
     extra_key: _Name | None
-    media: list[tuple[str, _Number, _Number]] | None
+    media: list[tuple[str, _Uint32, _Uint32]] | None
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +101,7 @@ class ScoreQuestion(_Prompt, frozen=True, array_like=True, tag="score"):
     """How much could each rank of the shard reuse?"""
 
     tiers: list[Tier] | None
-    pods: list[_PodName] | None
+    pods: list[_AskedPod] | None
     with_seen: bool
 
 
@@ -109,9 +109,9 @@ class PromiseQuestion(_Prompt, frozen=True, array_like=True, tag="promise"):
     """A prompt is on its way to a rank; the front calls this by a name of its own."""
 
     promise: _PromiseName
-    pod: _PodName
-    dp_rank: _Number
-    junction: _Number
+    pod: _AskedPod
+    dp_rank: _Uint32
+    junction: _Uint32
     sparse_windows: bool | None
 
 
@@ -135,7 +135,7 @@ class _ColumnsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     ranks: msgspec.Raw
     states: bytes
     columns: Annotated[list[bytes], Meta(min_length=len(NUMBERS), max_length=len(NUMBERS))]
-    seen: tuple[_Number, Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] | None
+    seen: tuple[_Uint32, Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class ShardColumns:
 _NARROW: Final = 4
 _QUESTION: Final = msgspec.msgpack.Decoder(ShardQuestion)
 _ANSWER: Final = msgspec.msgpack.Decoder(_ColumnsAnswer)
-_RANKS: Final = msgspec.msgpack.Decoder(list[tuple[_PodName, _Number]])
+_RANKS: Final = msgspec.msgpack.Decoder(list[tuple[_AskedPod, _Uint32]])
 _PLACES: Final = {state: place for place, state in enumerate(STATES)}
 _encode: Final = msgspec.msgpack.Encoder().encode
 
