@@ -15,7 +15,7 @@ class Publishers:
 
     def __init__(self, sockets: list[Any], endpoints: list[str]) -> None:
         self._sockets = sockets
-        self._endpoints = endpoints
+        self.endpoints = endpoints
         self._sequence = [0] * len(sockets)
 
     @classmethod
@@ -36,13 +36,16 @@ class Publishers:
 
     def connect(self, service: MeasuredService) -> None:
         """Register every pod with the service and wait until it has subscribed to all."""
-        for pod, (publisher, endpoint) in enumerate(
-            zip(self._sockets, self._endpoints, strict=True)
-        ):
+        for pod, endpoint in enumerate(self.endpoints):
             service.register(pod, endpoint)
-            if not publisher.poll(10_000):
-                raise TimeoutError(f"pod {pod}: no subscription at {endpoint} within 10 s")
-            publisher.recv()
+            self.wait_subscribed(pod)
+
+    def wait_subscribed(self, pod: int) -> None:
+        """Wait until somebody has subscribed to a pod."""
+        if not self._sockets[pod].poll(10_000):
+            endpoint = self.endpoints[pod]
+            raise TimeoutError(f"pod {pod}: no subscription at {endpoint} within 10 s")
+        self._sockets[pod].recv()
 
     def publish(self, batches: Iterable[Batch]) -> None:
         """Send every batch with its pod's next sequence number."""

@@ -35,6 +35,8 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
         *_INDEX,
         "python/kvbraid/integrations/replicas",
         "python/kvbraid/policy",
+        "python/kvbraid/service/http",
+        "python/kvbraid/service/shards",
         "python/kvbraid/sim/routing",
     ),
     "cache": _CACHE,

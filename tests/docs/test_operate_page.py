@@ -26,8 +26,9 @@ from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
 from kvbraid.service.logs import JsonFormatter, TextFormatter
 from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
-from kvbraid.service.replicas import SharedState
+from kvbraid.service.replicas import SharedState, SharedTable
 from kvbraid.service.requests import PickFields, PickRequest, ReportBody
+from kvbraid.service.shards.front import Front
 from kvbraid.service.snapshots import Snapshots
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
@@ -121,6 +122,8 @@ def metrics(tmp_path: Path) -> str:
     service = Service(FakeIndex(), FakeFeed())
     service.snapshots = Saved(tmp_path, FleetIndex(), journal=Journal())
     service.shared = SharedState("a", OtherServer(), {"taken": 1})
+    service.front = Front(SharedTable(shards=["http://127.0.0.1:9"]), None)
+    service.front.close()
     connection_limits = ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
     asked = PickRequest(

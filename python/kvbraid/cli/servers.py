@@ -32,6 +32,10 @@ _OPTIONS: Final = (
         help="Another host name that changes on 127.0.0.1 may use; may be repeated.",
     ),
     click.option(
+        "--shard", type=TEXT,
+        help="Index only the pods of this shard, as 2/3; replaces shared.shard and shards.",
+    ),
+    click.option(
         "--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
         help="Write lines of this level and above to stderr.  [default: info]",
     ),

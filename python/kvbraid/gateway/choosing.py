@@ -86,7 +86,9 @@ class Chooser:
             )
 
         is_short = (
-            len(request.token_ids) <= _INLINE_TOKENS and self.service.num_ranks <= _INLINE_RANKS
+            len(request.token_ids) <= _INLINE_TOKENS
+            and self.service.num_ranks <= _INLINE_RANKS
+            and self.service.front is None  # Which waits for shards.
         )
         if is_short:
             return choose()

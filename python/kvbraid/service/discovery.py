@@ -55,6 +55,7 @@ class FollowedName:
         look_up: LookUp = resolve,
     ) -> None:
         self._discovery = discovery
+        self._service = service
         self._pods = FoundPods(service, _LOGGER)
         self._look_up = look_up
         self._missing: dict[str, int] = {}  # Addresses that are pods: answers without them.
@@ -67,6 +68,7 @@ class FollowedName:
         except (OSError, UnicodeError) as error:
             _LOGGER.warning("%s: nothing is changed: %s", name, one_line(str(error)))
             return
+        found = [address for address in found if self._service.has(self._pod(address))]
         if len(found) > MOST_ADDRESSES:
             _LOGGER.warning("%s: %d addresses, %d count", name, len(found), MOST_ADDRESSES)
         now = found[:MOST_ADDRESSES]

@@ -52,6 +52,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
         404, "send token_ids, or give the model [tokens.MODEL] in the fleet.toml of kvbraid route"
     ),
     "method_not_allowed": ErrorKind(405, "GET /openapi.json lists the methods of every route"),
+    "other_shard": ErrorKind(421, "ask the shard that the message names, or all of them"),
     "request_timeout": ErrorKind(408, "send faster, or raise limits.request_s in fleet.toml"),
     "too_many_pods": ErrorKind(409, "remove a pod, or raise limits.pods in fleet.toml"),
     "body_too_large": ErrorKind(413, "send fewer bytes, or raise limits.body_bytes in fleet.toml"),

@@ -297,15 +297,17 @@ def override(config: FleetConfig, flags: Mapping[str, object]) -> FleetConfig:
         InvalidValueError: A flag's value is not what the option accepts.
     """
     given = {name: value for name, value in flags.items() if value not in (None, ())}
-    envoy, options = config.envoy, msgspec.structs.asdict(config.server)
+    envoy, shared, options = config.envoy, config.shared, msgspec.structs.asdict(config.server)
     if "grpc_port" in given:
         envoy = msgspec.structs.replace(envoy, port=given["grpc_port"])
-    options |= {name: value for name, value in given.items() if name != "grpc_port"}
+    if "shard" in given:
+        shared = shared.as_shard(str(given["shard"]))
+    options |= {name: value for name, value in given.items() if name in options}
     try:
         server = msgspec.convert(options, ServerOptions)
     except msgspec.ValidationError as error:
         raise InvalidValueError(f"--{describe(error, ServerOptions)}") from None
-    return replace(config, server=server, envoy=envoy, flags=given)
+    return replace(config, server=server, envoy=envoy, shared=shared, flags=given)
 
 
 def schema() -> bytes:

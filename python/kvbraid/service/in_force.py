@@ -157,7 +157,9 @@ def shown(config: FleetConfig) -> dict[str, Any]:
     )
     tables: dict[str, Any] = msgspec.to_builtins(file)
     assert set(tables) == set(FleetFile.__struct_fields__)
-    for table, key in (("server", "token"), ("index", "neighbour_key")):
+    for table, key in (
+        ("server", "token"), ("index", "neighbour_key"), ("shared", "shard_key")
+    ):  # fmt: skip
         if tables[table][key] is not None:
             tables[table][key] = MASK
     for entry in tables["keys"]:

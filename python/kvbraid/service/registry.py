@@ -28,6 +28,9 @@ from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
 from kvbraid.service.replicas import SharedState
+from kvbraid.service.sharding import Shard, shard_of
+from kvbraid.service.shards.answering import Questions
+from kvbraid.service.shards.front import Front, other_shard
 from kvbraid.service.snapshots import Snapshots
 
 _NO_EVENTS: Final = "no events: it has no endpoint"
@@ -46,6 +49,9 @@ class Service:
         watched: What was heard of the API servers of Kubernetes.
         snapshots: The files of pods, if there are any; set before the first pod is registered.
         shared: What is shared with other replicas; None: nothing.
+        shard: Which pods are indexed here; None: all of them. Set before the first is registered.
+        front: What is there in place of an index, if shards are asked; else None.
+        questions: Answers those of fronts.
     """
 
     def __init__(  # noqa: PLR0913 - what it is put together from
@@ -65,6 +71,9 @@ class Service:
         self.picking = picking or Picking(index)
         self.snapshots: Snapshots | None = None
         self.shared: SharedState | None = None
+        self.shard: Shard | None = None
+        self.front = index if isinstance(index, Front) else None
+        self.questions = Questions(index)
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic
@@ -105,6 +114,10 @@ class Service:
         """The number of rows of an answer that covers every pod."""
         return self._num_ranks
 
+    def has(self, pod: PodId) -> bool:
+        """Whether a pod is one of this shard, if this is a shard."""
+        return self.shard is None or self.shard.has(pod)
+
     def put(self, pod: PodId, config: PodConfig) -> PodChange:
         """Register a pod, or replace it if the configuration differs.
 
@@ -114,10 +127,15 @@ class Service:
         requests otherwise (`Serving`), it is changed, and nothing is forgotten.
 
         Raises:
-            RefusalError: `too_many_pods`; `invalid_endpoint` for an address that cannot be bound.
+            RefusalError: `too_many_pods`; `invalid_endpoint` for an address that cannot be bound;
+                `other_shard`.
             KvbraidError: The index or the subscriber refused in spite of these checks, because
                 something has changed: a new pod is then not registered, an old one is rebuilt.
         """
+        if self.shard is not None and not self.shard.has(pod):
+            number, of = shard_of(pod, self.shard.of), self.shard.of
+            told = f"shard {number}/{of} indexes pod {shortened(pod)}; this is shard {self.shard}"
+            raise other_shard(told)
         with self._lock:
             return self._put(pod, config)
 
@@ -136,12 +154,15 @@ class Service:
     def change(self, wanted: Mapping[PodId, PodConfig], gone: Collection[PodId]) -> None:
         """Remove and put several pods, or none of them; `gone` may be gone already.
 
+        Pods of other shards are left out.
+
         Every reason to refuse one of them is checked before any is touched. Should one be refused
         in spite of that, those before it become again what they were, and are rebuilt.
 
         Raises:
             KvbraidError: As in `put`, with the pod.
         """
+        wanted = {pod: config for pod, config in wanted.items() if self.has(pod)}
         with self._lock:
             before, leaving = self._pods, [pod for pod in gone if pod in self._pods]
             after = {pod: c for pod, c in before.items() if pod not in leaving} | dict(wanted)

@@ -14,10 +14,16 @@ import msgspec
 from msgspec import Meta
 
 from kvbraid.errors import InvalidValueError, shortened
+from kvbraid.service.sharding import MOST_SHARDS, Shard
 
 _ReplicaName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 _URL: Final = re.compile(
     r"(?:nats|tls)://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::\d+)?"
+)
+
+
+_SHARD_URL: Final = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::[0-9]{1,5})?/?"
 )
 
 
@@ -43,6 +49,10 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     have signed the server's certificate. What is booked is published every `every_s` seconds. An
     engine is asked for lost events after a random part of `replay_spread_s`, because all replicas
     ask at about the same time.
+
+    With `shard`, "2/3" for one, this process indexes the pods of that shard alone. With `shards`,
+    the addresses of all of them in order, it indexes nothing and asks them; it presents
+    `shard_key`, and waits `shard_answer_s` for an answer.
     """
 
     url: str | None = None
@@ -51,8 +61,28 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     user: str | None = None
     password_file: str | None = None
     ca: str | None = None
+    shard: str | None = None
+    shards: Annotated[list[str], Meta(max_length=MOST_SHARDS)] = []
+    shard_key: Annotated[str, Meta(min_length=1)] | None = None
+    shard_answer_s: Annotated[float, Meta(gt=0, le=10)] = 0.05
     every_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
     replay_spread_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
+
+    @property
+    def own_shard(self) -> Shard | None:
+        """The shard that this process is; None: it indexes every pod, or none."""
+        return None if self.shard is None else Shard.read(self.shard)
+
+    def as_shard(self, shard: str) -> "SharedTable":
+        """Return the table of one of the shards that a front with this table asks.
+
+        Raises:
+            InvalidValueError: There is no such shard.
+        """
+        own, num = Shard.read(shard), len(self.shards)
+        if num not in (0, own.of):
+            raise InvalidValueError(f"shard = {shard}, but shared.shards has {num} addresses")
+        return msgspec.structs.replace(self, shard=shard, shards=[], shard_key=None)
 
     @property
     def name(self) -> str:
@@ -92,9 +122,10 @@ def check_shared(table: SharedTable, folder: Path) -> SharedTable:
     Raises:
         InvalidValueError: One line with the key, the value and what was expected.
     """
+    _check_shards(table)
     url = table.url
     if url is None:
-        if table != SharedTable():
+        if _without_shards(table) != SharedTable():
             raise InvalidValueError("shared: there is no url; give nats://HOST:PORT, or no table")
     elif not _URL.fullmatch(url):
         remedy = "expected nats://HOST:PORT or tls://HOST:PORT; user and password have their keys"
@@ -106,6 +137,26 @@ def check_shared(table: SharedTable, folder: Path) -> SharedTable:
     paths = {key: getattr(table, key) for key in ("password_file", "ca")}
     inside = {key: path and str(folder / path) for key, path in paths.items()}
     return msgspec.structs.replace(table, **inside)
+
+
+def _check_shards(table: SharedTable) -> None:
+    own = table.own_shard
+    if own is not None and table.shards:
+        raise InvalidValueError("shared: give shard, or the shards that a front asks, not both")
+    for number, address in enumerate(table.shards):
+        if not _SHARD_URL.fullmatch(address):
+            remedy = "expected http://HOST:PORT or https://HOST:PORT"
+            raise InvalidValueError(f"shared.shards[{number}] = {shortened(address)}; {remedy}")
+    if len(set(table.shards)) < len(table.shards):
+        raise InvalidValueError("shared.shards has an address twice; give each shard its own")
+    if not table.shards and table.shard_key is not None:
+        raise InvalidValueError("shared.shard_key is for a front: give shards, or no key")
+
+
+def _without_shards(table: SharedTable) -> SharedTable:
+    ours = ("shard", "shards", "shard_key", "shard_answer_s")
+    usual = {name: getattr(SharedTable(), name) for name in ours}
+    return msgspec.structs.replace(table, **usual)
 
 
 def _sound(host: str) -> str:

@@ -17,6 +17,7 @@ from kvbraid.service.neighbour import Neighbour
 from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
+from kvbraid.service.shards.front import Front, NoFeed
 from kvbraid.service.snapshots import Snapshots, read_secret
 
 
@@ -33,6 +34,8 @@ def new_service(config: FleetConfig) -> Service:
     """Make the service of a configuration; nothing of it runs yet, and lines are logged."""
     configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
+    if config.shared.shards:
+        return _new_front(config)
     folder = beside(config, config.index.snapshots)
     shared = beside(config, config.index.secret_file)
     secret = None if folder is None else read_secret(folder, shared)
@@ -49,12 +52,25 @@ def new_service(config: FleetConfig) -> Service:
         picking=Picking(index, config.routing, console=config.console),
         in_force=InForce(config),
     )
+    service.shard = config.shared.own_shard
     if folder is not None and secret is not None:
         feed.digests = digests_under(secret)
         service.snapshots = Snapshots(
             folder, index, journal=feed.journal, neighbour=_neighbour(config)
         )
     return service
+
+
+def _new_front(config: FleetConfig) -> Service:
+    """Make the service of a front, which has the pods of a configuration and no index of them."""
+    front = Front(config.shared, config.shared.shard_key or config.server.token)
+    return Service(
+        front,
+        NoFeed(front.close),
+        limits=config.limits,
+        picking=Picking(front, config.routing, console=config.console),
+        in_force=InForce(config),
+    )
 
 
 def beside(config: FleetConfig, path: str | None) -> Path | None:

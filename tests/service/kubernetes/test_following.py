@@ -15,6 +15,7 @@ from kvbraid.service.kubernetes.endpoint_slices import read_slice
 from kvbraid.service.kubernetes.objects import WantedPorts
 from kvbraid.service.pod_checks import PodPlace, pod_at
 from kvbraid.service.registry import Service
+from kvbraid.service.sharding import Shard
 
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.kubernetes.following import TABLE, Running, read, running
@@ -41,6 +42,19 @@ def test_endpoints_come_drain_and_go(tmp_path: Path, api: FakeApi) -> None:
     assert it.counts["listed"] == 1
     assert api.asked[0]["labelSelector"] == "kubernetes.io/service-name=engines"
     assert {"allowWatchBookmarks", "timeoutSeconds"} <= api.asked[1].keys()
+
+
+def test_a_shard_registers_its_own_endpoints_alone(tmp_path: Path, api: FakeApi) -> None:
+    api.objects = [a_slice("a", *map(endpoint, range(1, 10)))]
+    found: list[str] = []
+    for number in (1, 2):
+        it = Running(read(tmp_path, api))
+        it.service.shard = Shard(number, 2)
+        own = [n for n in range(1, 10) if it.service.has(PodId(f"inference/engine-{n}"))]
+        with it.followed():
+            it.become(*map(str, own))
+        found += it.pods()
+    assert sorted(found) == [str(number) for number in range(1, 10)]
 
 
 def test_a_pod_that_drains_keeps_what_is_known_of_it(

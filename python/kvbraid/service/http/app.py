@@ -27,6 +27,9 @@ from kvbraid.service.http.routes import ROUTES, Route
 from kvbraid.service.registry import Service
 
 SCORE_PATH: Final = "/v1/score"
+SHORTCUTS: Final = (SCORE_PATH, "/v1/shard")
+"""What a server can reach directly, by POST."""
+
 _SCORE: Final = next(route for route in ROUTES if route.path == SCORE_PATH)
 _logger: Final = logging.getLogger(__name__)
 _DECISIVE: Final = frozenset(
@@ -140,7 +143,7 @@ class Endpoint:
     async def _read(self, scope: Scope, receive: Receive, body: bytearray, pod: str) -> Call:
         given = once(scope["headers"])
         rules = self.permit(given)
-        if self._route.body is not None:
+        if self._route.body is not None or self._route.binary:
             self._check_length(int(given.get(b"content-length", b"0")))
             await self._read_body(receive, body)
             if rules is not self.rules:  # A key may have been revoked meanwhile.
@@ -235,8 +238,7 @@ class Application:
     """The ASGI application of a service whose feed is started and closed elsewhere.
 
     `routes` are those that it has. `token_ids` makes token ids of prompts, if anything does.
-    `score` is the endpoint of SCORE_PATH, for a server that can
-    reach it directly; None if that is no route.
+    `shortcuts` are the endpoints of those of SHORTCUTS that are routes, by their paths.
     """
 
     def __init__(
@@ -266,7 +268,11 @@ class Application:
         for route in routes:
             methods = self._endpoints.setdefault(route.path, {})
             methods[route.method] = Endpoint(route, context)
-        self.score = self._endpoints.get(SCORE_PATH, {}).get(_SCORE.method)
+        self.shortcuts = {
+            path.encode(): self._endpoints[path]["POST"]
+            for path in SHORTCUTS
+            if path in self._endpoints
+        }
 
     def sweep(self, now: float) -> None:
         """Look after what waits too long; the server calls this twice a second."""

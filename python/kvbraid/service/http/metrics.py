@@ -281,6 +281,23 @@ class Metrics(Collector):
             ),
         )  # fmt: skip
 
+    def _of_shards(self) -> Iterable[Metric]:
+        front = self._service.front
+        links = front.links if front is not None else {}
+        up = GaugeMetricFamily(
+            "kvbraid_shard_up", "1 = the shard is connected, and not late.", labels=["shard"]
+        )
+        for number, link in links.items():
+            up.add_metric([str(number)], not link.problem)
+        yield up
+        counts = {
+            (str(n), what): c for n, link in links.items() for what, c in link.counts.items()
+        }
+        yield _counter(
+            "kvbraid_shard_questions", "Questions to shards, by what became of them.",
+            ["shard", "outcome"], counts,
+        )  # fmt: skip
+
     def _of_the_service(self) -> Iterable[Metric]:
         strays = CounterMetricFamily(
             "kvbraid_stray_messages", "Messages of no registered pod.", labels=["reason"]
@@ -317,6 +334,7 @@ class Metrics(Collector):
         )
         yield from self._of_snapshots()
         yield from self._of_replicas()
+        yield from self._of_shards()
         yield GaugeMetricFamily(
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",

@@ -73,6 +73,9 @@ def _operation(route: Route, ref: _Refs, schemas: _Schemas) -> dict[str, Any]:
             text = "Only with application/octet-stream."
             parameters += _query_parameters(schemas[route.query.__name__], text)
         operation["requestBody"] = {"required": True, "content": content}
+    elif route.binary:
+        content = {route.binary: {"schema": {"type": "string", "format": "binary"}}}
+        operation["requestBody"] = {"required": True, "content": content}
     elif route.query is not None:
         parameters += _query_parameters(schemas[route.query.__name__], "")
     if parameters:

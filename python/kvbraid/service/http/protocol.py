@@ -1,21 +1,17 @@
-"""HTTP/1.1 for uvicorn, with a shortcut for POST /v1/score.
+"""HTTP/1.1 for uvicorn, with a shortcut for POST /v1/score and what fronts ask.
 
-A task, a queue and two awaits per request cost more than a score does. So a short score request
-is collected here and answered from the parser's callback. An unusual request (long, too large,
+A task, a queue and two awaits per request cost more than a score does. So a short request is
+collected here and answered from the parser's callback. An unusual request (long, too large,
 pipelined after another, closing, with a slow reader) is passed to uvicorn's own path, which calls
 the same endpoint. So the shortcut never decides anything that the endpoint does not.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.access import Rules
-from kvbraid.service.http.app import SCORE_PATH
 from kvbraid.service.http.calls import Call
 from kvbraid.service.http.connection import Connection
-
-_URL: Final = SCORE_PATH.encode()
-_QUERY: Final = _URL + b"?"
 
 
 class ScoreProtocol(Connection):
@@ -23,16 +19,15 @@ class ScoreProtocol(Connection):
 
     def __init__(self, *given: Any, **more: Any) -> None:  # noqa: ANN401 - passed on.
         super().__init__(*given, **more)
-        endpoint = self._application.score
-        assert endpoint is not None  # The server takes `Connection` where it is no route.
-        self._endpoint = endpoint
+        self._endpoint = next(iter(self._application.shortcuts.values()))
+        self._query = b""
         self._body: bytes | bytearray | None = None
         self._content_type = b""
         self._rules: Rules | None = None  # By which the request may call.
 
     def begin_request(self) -> None:
         """Take the shortcut, or not."""
-        if self._is_usual_score():
+        if self._is_usual():
             self._body = b""
         else:
             super().begin_request()
@@ -54,7 +49,7 @@ class ScoreProtocol(Connection):
     def on_message_complete(self) -> None:
         """Answer at once if that is quick."""
         if self._body is not None:
-            call = Call(bytes(self._body), self._content_type, self.url[len(_QUERY) :])
+            call = Call(bytes(self._body), self._content_type, self._query)
             is_permitted = self._rules is self._endpoint.rules
             answer = self._endpoint.answer_at_once(call) if is_permitted else None
             if answer is not None:
@@ -81,9 +76,12 @@ class ScoreProtocol(Connection):
         self._forget()
         super().leave()
 
-    def _is_usual_score(self) -> bool:
+    def _is_usual(self) -> bool:
+        path, _, self._query = self.url.partition(b"?")
+        endpoint = self._application.shortcuts.get(path)
+        self._endpoint = endpoint or self._endpoint
         return (
-            (self.url == _URL or self.url.startswith(_QUERY))
+            endpoint is not None
             and self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()

@@ -39,6 +39,8 @@ from kvbraid.service.requests import (
     TokensBody,
     parse_routed,
 )
+from kvbraid.service.shards.front import other_shard
+from kvbraid.service.shards.messages import MESSAGE_PACK, WrongAnswerError, read_question
 from kvbraid.service.strips import draw
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -64,6 +66,25 @@ def explain(context: Context, call: Call) -> Answer:
     rows = msgspec.convert(explanation, list[answers.ExplainRow], from_attributes=True)
     body = answers.ExplainAnswer(model=request.model, num_tokens=len(request.token_ids), pods=rows)
     return Answer(_encode(body))
+
+
+def shard(context: Context, call: Call) -> Answer:
+    """A question of a front, as MessagePack: how much each pod could reuse, or what is sent."""
+    service, most = context.service, context.service.limits.tokens
+    if service.front is not None:
+        raise other_shard("a front has no index; it answers no front")
+    try:
+        question = read_question(call.body)
+    except WrongAnswerError as error:
+        raise RefusalError("malformed_body", str(error)) from None
+    if question.num_tokens > most:
+        raise RefusalError("too_many_tokens", f"{question.num_tokens} tokens; limit {most}")
+    return Answer(service.questions.answer(question), content_type=MESSAGE_PACK)
+
+
+def shard_at_once(context: Context, call: Call) -> Answer | None:
+    """Answer a short question; it may wait for a slice of a batch, as a pick does."""
+    return shard(context, call) if is_short(context.service, call) else None
 
 
 def strips(context: Context, call: Call) -> Answer:
@@ -216,7 +237,7 @@ def readyz(context: Context, call: Call) -> Answer:
     missing = context.service.missing()
     if missing:
         raise RefusalError("not_ready", missing)
-    parts = (context.service.snapshots, context.service.shared)
+    parts = (context.service.snapshots, context.service.shared, context.service.front)
     problems = [part.problem for part in parts if part is not None and part.problem]
     return Answer(_encode(answers.StatusAnswer(status="ready", detail="; ".join(problems))))
 
@@ -282,8 +303,13 @@ def score_at_once(context: Context, call: Call) -> Answer | None:
 
 
 def is_short(service: Service, call: Call) -> bool:
-    """Estimate a score call from its size: reading and hashing a byte, answering a rank."""
-    raw = call.content_type.startswith(OCTET_STREAM)
+    """Estimate a score call from its size: reading and hashing a byte, answering a rank.
+
+    A front has to wait for its shards.
+    """
+    if service.front is not None:
+        return False
+    raw = call.content_type.startswith((OCTET_STREAM, MESSAGE_PACK.encode()))
     per_byte = _NS_PER_RAW_BYTE if raw else _NS_PER_JSON_BYTE
     return len(call.body) * per_byte + service.num_ranks * _NS_PER_RANK <= _INLINE_NS
 
@@ -308,7 +334,8 @@ class Route:
     The event loop's own thread may run `at_once`, which answers without waiting or not at all. If
     it does not answer, `handler` answers on a thread.
 
-    `query` has what the query says of a body of raw token ids, if the route takes one.
+    `query` has what the query says of a body of raw token ids, if the route takes one. `binary` is
+    the content type of a body that is nothing else.
     `right` is what a caller needs; None: everybody may call it. `is_page` says that it is part of
     the console, and not of the API. `answers` maps each status of
     success to its body; `errors` lists the codes of its refusals, besides those of the right and
@@ -321,6 +348,7 @@ class Route:
     at_once: Callable[[Context, Call], Answer | None]
     body: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
+    binary: str = ""
     is_page: bool = False
     right: Right | None
     answers: Mapping[int, type[msgspec.Struct] | None]
@@ -361,6 +389,13 @@ ROUTES: Final = (
         method="POST", path="/v1/explain", right="explain", handler=explain, at_once=never_at_once,
         body=ScoreBody, query=QueryFields, answers={200: answers.ExplainAnswer},
         errors=_READ_ERRORS,
+    ),
+    Route(
+        method="POST", path="/v1/shard", right="route", handler=shard, at_once=shard_at_once,
+        binary=MESSAGE_PACK,
+        answers={200: None},
+        errors=("malformed_body", "invalid_value", "unknown_model", "unknown_pod",
+                "body_too_large", "too_many_tokens", "too_large", "other_shard"),
     ),
     Route(
         method="POST", path="/v1/strips", right="explain", handler=strips, at_once=never_at_once,

@@ -119,7 +119,8 @@ def following(
     service.feed.start()
     try:
         for pod, pod_config in config.pods.items():
-            _put(service, pod, pod_config)
+            if service.has(pod):
+                _put(service, pod, pod_config)
         with (
             following_file(service, take) as reread,
             following_names(config, service),
@@ -243,7 +244,7 @@ def _uvicorn_config(app: Application, end_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=Connection if app.score is None else ScoreProtocol,
+        http=ScoreProtocol if app.shortcuts else Connection,
         ws="none",
         lifespan="off",
         interface="asgi3",

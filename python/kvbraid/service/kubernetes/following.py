@@ -196,7 +196,8 @@ class FollowedTable:
 
     def _apply(self) -> None:
         """Register, drain and remove pods, as the objects say it."""
-        wanted = {self._id(name): each for name, each in self._wanted().items()}
+        named = {self._id(name): each for name, each in self._wanted().items()}
+        wanted = {pod: each for pod, each in named.items() if self._service.has(pod)}
         pods = self._pods.pods
         gone = [pod for pod in pods if pod not in wanted]
         ready = {pod for pod, config in pods.items() if not config.serving.drain}

@@ -1,0 +1,11 @@
+"""A fleet that several servers index together: the shards, and the front that asks them.
+
+A shard is a server that indexes the pods that `sharding` gives it. A front has the same pods and
+no index: it asks all shards, puts their columns together, and chooses. In reading order:
+
+    messages   what a front asks and a shard answers, to bytes and back
+    answering  a shard's side: questions to answers, and the promises of fronts
+    merging    the columns and rows of several shards as those of one index
+    link       one connection to a shard, which is never waited for
+    front      all shards as one index
+"""

@@ -1,0 +1,172 @@
+"""The answers of several shards as that of one index.
+
+Invariant: every rank of a pod that is asked for has a row, in the order of names. Where the pod's
+shard tells of it, the row is the shard's own; where it does not, everything is possible, and the
+row is a bound. A shard is believed about its own pods alone. There is no I/O here.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from kvbraid.fleet import Bounds, Columns, PodScore
+from kvbraid.fleet.answer import Seen
+from kvbraid.ids import PodId, PodState, Tier
+from kvbraid.policy.view import RankId
+from kvbraid.service.shards.messages import NUMBERS, ShardColumns, ranks_of
+
+UNKNOWN: Final = PodState.DEGRADED
+"""The state of a rank whose shard does not tell of it: its engine may be well, unlike STALE."""
+
+Rows: TypeAlias = Mapping[RankId, msgspec.Raw]
+"""The rows of a /v1/score answer, as they stand there."""
+
+_POSSIBLE: Final = frozenset({"upper", "soon"})
+"""The columns that are not 0 in a row of which nothing is known: all tokens may be there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The pods that are asked about, each with its number of ranks, by the number of their shard.
+
+    It is the same object until one of the pods comes or goes: plans are kept by it.
+    """
+
+    pods: Mapping[int, Mapping[PodId, int]] = field(default_factory=dict)
+
+
+class _Plan(NamedTuple):
+    """How rows become those of one answer: `order` picks them from all shards' rows in a line.
+
+    The place after the last row stands for a row of which nothing is known; `lacking` counts the
+    ranks that have it, by the number of their shard.
+    """
+
+    ranks: tuple[RankId, ...]
+    order: tuple[int, ...]
+    lacking: Mapping[int, int]
+
+
+class Merged(NamedTuple):
+    """Columns as those of one index; of `lacking` rows of a shard it has told nothing."""
+
+    columns: Columns
+    seen: Seen | None
+    lacking: Mapping[int, int]
+
+
+@lru_cache(maxsize=64)
+def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
+    places: dict[RankId, int] = {}
+    place = 0
+    for number, roster in rosters:
+        known = asked.pods.get(number, {})
+        for rank in ranks_of(roster):
+            if rank[0] in known:
+                places[rank] = place
+            place += 1
+    lacking = {
+        number: sum(rank not in places for rank in _ranks(pods))
+        for number, pods in asked.pods.items()
+    }
+    unknown = (rank for pods in asked.pods.values() for rank in _ranks(pods))
+    places = dict.fromkeys(unknown, place) | places
+    names = tuple(sorted(places))
+    return _Plan(names, tuple(places[rank] for rank in names), lacking)
+
+
+def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Merged:
+    """Merge columns of shards, by their numbers, about so many tokens."""
+    numbers = sorted(told)
+    plan = _plan(asked, tuple((number, told[number].roster) for number in numbers))
+    pick = _picking(plan.order)
+    states = [state for number in numbers for state in told[number].states]
+    columns: dict[str, Any] = {}
+    for at, name in enumerate(NUMBERS):
+        line = array("I")
+        for number in numbers:
+            line.frombytes(told[number].numbers[at].cast("B"))
+        line.append(num_tokens if name in _POSSIBLE else 0)
+        columns[name] = pick(line)
+    return Merged(
+        Columns(ranks=plan.ranks, states=pick([*states, UNKNOWN]), **columns),
+        _seen([told[number].seen for number in numbers], is_whole=set(numbers) >= set(asked.pods)),
+        plan.lacking,
+    )
+
+
+def _picking(order: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(order) > 1:
+        return itemgetter(*order)
+    return lambda line: tuple(line[place] for place in order)
+
+
+def _seen(told: Iterable[Seen | None], *, is_whole: bool) -> Seen | None:
+    """Return what was ever there anywhere; where a shard is missing, something is forgotten."""
+    known = [each for each in told if each is not None]
+    if not known:
+        return None
+    return Seen(
+        max(each.tokens for each in known),
+        sum(each.num_remembered for each in known),
+        sum(each.num_forgotten for each in known) + (not is_whole),
+    )
+
+
+class _RowName(msgspec.Struct):
+    pod: PodId
+    dp_rank: int
+
+
+class _ScoreRows(msgspec.Struct):
+    pods: list[msgspec.Raw]
+
+
+_ROWS: Final = msgspec.json.Decoder(_ScoreRows)
+_ROW_NAME: Final = msgspec.json.Decoder(_RowName)
+
+
+def read_rows(body: bytes) -> Rows:
+    """Read the body of a /v1/score answer; its rows stay as they are.
+
+    Raises:
+        MsgspecError: It is none.
+    """
+    named = ((_ROW_NAME.decode(row), row) for row in _ROWS.decode(body).pods)
+    return {(name.pod, name.dp_rank): row for name, row in named}
+
+
+def merge_rows(asked: Asked, told: Mapping[int, Rows], model: str, num_tokens: int) -> bytes:
+    """Merge rows of shards, by their numbers, to the body of a /v1/score answer."""
+    rows: dict[RankId, msgspec.Raw | PodScore] = {}
+    for number, pods in asked.pods.items():
+        rows |= {rank: _possible(rank, num_tokens) for rank in _ranks(pods)}
+        own = told.get(number, {})
+        rows |= {rank: row for rank, row in own.items() if rank[0] in pods}
+    in_order = [rows[rank] for rank in sorted(rows)]
+    return msgspec.json.encode({"model": model, "num_tokens": num_tokens, "pods": in_order})
+
+
+def _ranks(pods: Mapping[PodId, int]) -> Iterator[RankId]:
+    return ((pod, rank) for pod, dp_size in pods.items() for rank in range(dp_size))
+
+
+def _possible(rank: RankId, num_tokens: int) -> PodScore:
+    return PodScore(
+        pod=rank[0],
+        dp_rank=rank[1],
+        state=UNKNOWN,
+        lower=0,
+        upper=num_tokens,
+        expected=0,
+        exactness="bound",
+        present=0,
+        tiers={Tier.GPU.value: Bounds(0, num_tokens)},
+        limiting=None,
+        score=0.0,
+    )

@@ -1,0 +1,289 @@
+"""What a front asks of a shard and what that answers, to bytes and back: POST /v1/shard.
+
+    score     MessagePack  ["score", 1, PROMPT…, tiers, pods, with_seen]
+    promise   MessagePack  ["promise", 1, PROMPT…, promise, pod, dp_rank, junction, sparse_windows]
+    withdraw  MessagePack  ["withdraw", 1, [promise, …]]
+
+    PROMPT    model, tokens, token_bytes, lora, cache_salt, extra_key,
+              [[identifier, offset, length], …]
+    answer    MessagePack  [1, [[pod, dp_rank], …], states, [seven columns], [seen…] or nil]
+
+`tokens` and columns are little-endian, of `token_bytes` (4 or 8) and of 4 bytes each. A state is
+the byte that is its place in `STATES`. A column has the place that it has in `Columns`. Invariant:
+what was read is bounded, and its columns are as long as its ranks.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import le
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.fleet import Request
+from kvbraid.fleet.answer import Seen
+from kvbraid.fleet.fields import refuse_request
+from kvbraid.hashing import MediaItem
+from kvbraid.ids import PodId, PodState, Tier
+from kvbraid.policy import Promisable
+from kvbraid.policy.view import RankId
+
+VERSION: Final = 1
+
+MESSAGE_PACK: Final = "application/msgpack"
+"""The content type of a question and its answer."""
+
+STATES: Final = (PodState.EXACT, PodState.REBUILDING, PodState.DEGRADED, PodState.STALE)
+
+NUMBERS: Final = (
+    "lower", "upper", "expected", "present", "soon", "expected_soon", "present_soon",
+)  # fmt: skip
+"""The columns of `Columns` that are numbers."""
+
+MOST_WITHDRAWN: Final = 4096
+"""Promises that one message ends."""
+
+_Name = Annotated[str, Meta(max_length=512)]
+_AskedPod = Annotated[str, Meta(min_length=1, max_length=128)]
+_Uint32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_PromiseName = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class WrongAnswerError(KvbraidError):
+    """Bytes that are no answer to a question."""
+
+
+class _Prompt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The fields of a request that decide its keys."""
+
+    version: Literal[1]
+    model: _Name
+    tokens: bytes
+    token_bytes: Literal[4, 8]
+    lora: _Name | None
+    cache_salt: _Name | None
+    extra_key: _Name | None
+    media: list[tuple[str, _Uint32, _Uint32]] | None
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        return len(self.tokens) // self.token_bytes
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the tokens are whole ones."""
+        return len(self.tokens) % self.token_bytes == 0
+
+    def request(
+        self, tiers: Sequence[Tier] | None = None, pods: Sequence[str] | None = None
+    ) -> Request:
+        """Return the request; numbers of another machine's byte order are read, too."""
+        media = self.media
+        return Request(
+            model=self.model,
+            token_ids=_of_little(self.tokens, "I" if self.token_bytes == _NARROW else "Q"),
+            lora=self.lora,
+            cache_salt=self.cache_salt,
+            extra_key=self.extra_key,
+            extra_keys=None if media is None else [MediaItem(*item) for item in media],
+            pods=pods,
+            tiers=None if tiers is None else [tier.value for tier in tiers],
+        )
+
+
+class ScoreQuestion(_Prompt, frozen=True, array_like=True, tag="score"):
+    """How much could each rank of the shard reuse?"""
+
+    tiers: list[Tier] | None
+    pods: list[_AskedPod] | None
+    with_seen: bool
+
+
+class PromiseQuestion(_Prompt, frozen=True, array_like=True, tag="promise"):
+    """A prompt is on its way to a rank; the front calls this by a name of its own."""
+
+    promise: _PromiseName
+    pod: _AskedPod
+    dp_rank: _Uint32
+    junction: _Uint32
+    sparse_windows: bool | None
+
+
+class WithdrawQuestion(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="withdraw"
+):
+    """These prompts are not on their way any more."""
+
+    version: Literal[1]
+    promises: Annotated[list[_PromiseName], Meta(max_length=MOST_WITHDRAWN)]
+
+    num_tokens = 0
+    is_sound = True
+
+
+ShardQuestion: TypeAlias = ScoreQuestion | PromiseQuestion | WithdrawQuestion
+
+
+class _ColumnsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    ranks: msgspec.Raw
+    states: bytes
+    columns: Annotated[list[bytes], Meta(min_length=len(NUMBERS), max_length=len(NUMBERS))]
+    seen: tuple[_Uint32, Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardColumns:
+    """The answer of one shard; `ranks_of` reads the roster, of as many ranks as there are rows."""
+
+    roster: bytes
+    states: tuple[PodState, ...]
+    numbers: tuple[memoryview, ...]
+    seen: Seen | None
+
+
+_NARROW: Final = 4
+_QUESTION: Final = msgspec.msgpack.Decoder(ShardQuestion)
+_ANSWER: Final = msgspec.msgpack.Decoder(_ColumnsAnswer)
+_RANKS: Final = msgspec.msgpack.Decoder(list[tuple[_AskedPod, _Uint32]])
+_PLACES: Final = {state: place for place, state in enumerate(STATES)}
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def prompt_of(request: Request) -> tuple[object, ...]:
+    """Return the fields of a prompt as they stand in a question."""
+    tokens, width = _to_little(request)
+    media = None if request.extra_keys is None else [tuple(item) for item in request.extra_keys]
+    names = (request.lora, request.cache_salt, request.extra_key)
+    return (VERSION, request.model, tokens, width, *names, media)
+
+
+def score_question(
+    prompt: tuple[object, ...], request: Request, pods: Sequence[str] | None, *, with_seen: bool
+) -> bytes:
+    """Ask for the columns of a shard; `pods` are those of the request that it has."""
+    return _encode(("score", *prompt, request.tiers, pods, with_seen))
+
+
+def promise_question(
+    prompt: tuple[object, ...],
+    name: str,
+    rank: RankId,
+    junction: int,
+    sparse_windows: bool | None,
+) -> bytes:
+    """Tell of a prompt that is on its way."""
+    return _encode(("promise", *prompt, name, *rank, junction, sparse_windows))
+
+
+def withdraw_question(names: Sequence[str]) -> bytes:
+    """Tell of prompts that are not on their way any more."""
+    return _encode(("withdraw", VERSION, names))
+
+
+def read_question(body: bytes) -> ShardQuestion:
+    """Read a question; whoever calls bounds its length.
+
+    Raises:
+        WrongAnswerError: It is something else.
+    """
+    try:
+        question: ShardQuestion = _QUESTION.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WrongAnswerError(f"no question of version {VERSION}: {error}") from None
+    if not question.is_sound:
+        raise WrongAnswerError("its tokens are not whole ones")
+    return question
+
+
+def answer(scores: Promisable) -> bytes:
+    """Return the answer of a shard to a score question."""
+    columns, seen = scores.columns(), scores.seen
+    return _encode(
+        (
+            VERSION,
+            columns.ranks,
+            bytes(map(_PLACES.__getitem__, columns.states)),
+            [_column(getattr(columns, name)) for name in NUMBERS],
+            None if seen is None else tuple(seen),  # type: ignore[arg-type]
+        )
+    )
+
+
+def read_answer(num_tokens: int, body: bytes) -> ShardColumns:
+    """Read the answer to a question about so many tokens; whoever calls bounds its length.
+
+    Raises:
+        WrongAnswerError: It is none, or a number of it is impossible.
+    """
+    try:
+        told = _ANSWER.decode(body)
+        roster = bytes(told.ranks)
+        ranks = ranks_of(roster)
+        states = tuple(map(STATES.__getitem__, told.states))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, IndexError) as error:
+        raise WrongAnswerError(f"no answer of version {VERSION}: {error}") from None
+    if {len(states), *(len(column) / _NARROW for column in told.columns)} != {len(ranks)}:
+        raise WrongAnswerError("columns of other lengths than the ranks")
+    numbers = tuple(_of_little(column, "I") for column in told.columns)
+    if ranks and max(map(max, numbers)) > num_tokens:
+        raise WrongAnswerError(f"numbers above the {num_tokens} tokens that were asked for")
+    lower, upper = numbers[:2]
+    if not all(map(le, lower, upper)):
+        raise WrongAnswerError("a lower bound above its upper one")
+    seen = None if told.seen is None else Seen._make(told.seen)
+    return ShardColumns(roster, states, numbers, seen)
+
+
+@lru_cache(maxsize=256)
+def ranks_of(roster: bytes) -> tuple[RankId, ...]:
+    """Read the ranks of a shard, which are the same until one of its pods comes or goes."""
+    ranks = tuple((PodId(pod), rank) for pod, rank in _RANKS.decode(roster))
+    if len(set(ranks)) < len(ranks):
+        raise msgspec.ValidationError("a rank is there twice")
+    return ranks
+
+
+def _to_little(request: Request) -> tuple[bytes, int]:
+    """Return token ids as bytes, and how many bytes one takes.
+
+    Raises:
+        InvalidValueError: A token id does not exist.
+    """
+    ids = request.token_ids
+    try:
+        if isinstance(ids, memoryview | array) and memoryview(ids).format in ("I", "Q"):
+            given = memoryview(ids)
+        else:
+            given = memoryview(array("Q", ids))
+    except (TypeError, ValueError, OverflowError):
+        refuse_request(request)
+        raise InvalidValueError("token_ids are no numbers from 0 to 2**64 - 1") from None
+    return _little(given), given.itemsize
+
+
+def _column(numbers: Sequence[int]) -> bytes:
+    if isinstance(numbers, memoryview) and numbers.format == "I":
+        return _little(numbers)
+    return _little(memoryview(array("I", numbers)))
+
+
+def _little(numbers: memoryview) -> bytes:
+    return _swapped(numbers).tobytes() if sys.byteorder == "big" else numbers.tobytes()
+
+
+def _of_little(data: bytes, width: Literal["I", "Q"]) -> memoryview:
+    numbers = memoryview(data).cast(width)
+    return _swapped(numbers) if sys.byteorder == "big" else numbers
+
+
+def _swapped(numbers: memoryview) -> memoryview:
+    swapped = array(numbers.format, numbers)
+    swapped.byteswap()
+    return memoryview(swapped)

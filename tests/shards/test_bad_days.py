@@ -1,0 +1,282 @@
+"""Shards that are down, hang, lie or refuse: their pods are bounds, and nothing is an error."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from kvbraid.fleet import Request
+from kvbraid.ids import PodId, PodState
+from kvbraid.service.config import PodConfig
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.http.app import Application
+from kvbraid.service.keys import KeyEntry, digest
+from kvbraid.service.sharding import shard_of
+from kvbraid.service.shards.messages import ShardQuestion, ranks_of, read_answer
+
+from tests.service.in_process import TestClient
+from tests.service.serving import until
+from tests.shards.fleets import OF, Fleet, answering, fleet, stored_prompt
+
+PROMPT = Request(model="m", token_ids=range(160))
+PODS = [f"pod-{number}" for number in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logger = logging.getLogger("kvbraid.shards")
+    logger.disabled = True
+    yield
+    logger.disabled = False
+
+
+def held(made: Fleet) -> None:
+    for pod in PODS:
+        made.register(pod)
+        made.apply(pod, stored_prompt(range(160)))
+
+
+def bounds(made: Fleet) -> set[int]:
+    """The shards whose pods are bounds; those of all other shards are what they should be."""
+    columns = made.front.score(PROMPT, with_seen=True).columns()
+    assert len(columns.ranks) == len(PODS) + 1
+    found = set()
+    for row, (pod, _) in enumerate(columns.ranks):
+        if pod == "some-pod":
+            continue
+        numbers = (columns.lower[row], columns.upper[row], columns.expected[row])
+        if columns.states[row] is PodState.DEGRADED:
+            assert numbers == (0, 160, 0)
+            found.add(shard_of(pod, OF))
+        else:
+            assert numbers == (144, 144, 144)
+    told = {row["pod"]: row for row in msgspec.json.decode(made.front.ask_rows(PROMPT))["pods"]}
+    for name in PODS:
+        is_bound = shard_of(PodId(name), OF) in found
+        assert told[name]["exactness"] == ("bound" if is_bound else "exact")
+    return found
+
+
+def test_a_shard_that_dies_between_two_answers_makes_bounds_and_comes_back() -> None:
+    with fleet() as made:
+        held(made)
+        assert bounds(made) == set()
+        made.servers[2].stop()
+        assert bounds(made) == {2}
+        assert "shard 2/3" in made.front.problem
+        decision = made.service.picking.choose("r", PROMPT)
+        assert shard_of(decision.rank[0], OF) != 2
+        made.servers[2].start()
+        assert until(lambda: made.front.problem, lambda told: not told) == ""
+        assert bounds(made) == set()
+
+
+def test_a_shard_that_has_started_anew_knows_its_pods_by_their_events_alone() -> None:
+    with fleet() as made:
+        held(made)
+        made.servers[2].stop()
+        made.servers[2].new_index()
+        made.servers[2].start()
+        assert until(lambda: "refuses: no pod serves" in told(made), bool)
+        assert bounds(made) == {2}
+        made.servers[2].index.register(PodId("some-pod"), model="m")
+        assert "lacks" in told(made)
+        assert bounds(made) == {2}
+
+
+def told(made: Fleet) -> str:
+    made.front.score(PROMPT).columns()
+    return made.front.problem
+
+
+def test_all_shards_may_be_down() -> None:
+    with fleet() as made:
+        held(made)
+        for server in made.servers.values():
+            server.stop()
+        assert bounds(made) == {1, 2, 3}
+        assert made.service.picking.choose("r", PROMPT).rank[0] in made.service.pods
+        for server in made.servers.values():
+            server.start()
+
+
+def test_a_shard_that_hangs_is_waited_for_once() -> None:
+    with fleet(answer_s=0.2) as made:
+        held(made)
+        link = made.front.links[3]
+        with made.servers[3].hanging():
+            assert bounds(made) == {3}
+            assert link.counts["late"] == 1
+            assert "is late" in made.front.problem
+            for _ in range(5):
+                assert bounds(made) == {3}
+            assert link.counts["late"] == 1
+        assert until(lambda: made.front.problem, lambda told: not told) == ""
+        assert bounds(made) == set()
+        assert link.counts["late"] == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\xc1",
+        b"no answer",
+        msgspec.msgpack.encode([2, [], b"", [b""] * 7, None]),
+        msgspec.msgpack.encode([1, [["pod-0", 0]], b"\0", [b"\xff" * 4] * 7, None]),
+        msgspec.msgpack.encode([1, [["somebody", 0]], b"\0", [bytes(4)] * 7, None]),
+    ],
+)
+def test_a_shard_that_lies_is_believed_about_nobody(answer: bytes) -> None:
+    with fleet() as made:
+        held(made)
+
+        def lie(question: ShardQuestion) -> bytes:
+            del question
+            return answer
+
+        with answering(made.servers[1], lie):
+            columns = made.front.score(PROMPT).columns()
+            assert {
+                shard_of(pod, OF)
+                for (pod, _), state in zip(columns.ranks, columns.states, strict=True)
+                if state is PodState.DEGRADED and pod != "some-pod"
+            } == {1}
+            assert "shard 1/3" in made.front.problem
+        assert bounds(made) == set()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_shard_tells_nothing_of_pods_of_another_shard(number: int) -> None:
+    with fleet() as made:
+        held(made)
+        for pod in made.pods_of(2):
+            made.servers[number].index.register(PodId(pod), model="m")
+        assert bounds(made) == set()
+        assert len(made.front.score(PROMPT).columns().ranks) == len(PODS) + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "is_let_in"), [("the key", True), ("another", False), (None, False)]
+)
+def test_a_front_needs_a_key_where_shards_have_one(given: str | None, is_let_in: bool) -> None:
+    entry = KeyEntry(name="front", sha256=digest(b"the key").hex(), rights=["explain", "route"])
+    with fleet(key=given, keys=[entry]) as made:
+        held(made)
+        assert bounds(made) == (set() if is_let_in else {1, 2, 3})
+        assert ("refuses" in made.front.problem) is not is_let_in
+
+
+def test_promises_are_told_withdrawn_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbraid.service.shards.answering.MOST_PROMISES", 2)
+    with fleet() as made:
+        held(made)
+        index, pod = made.shard("pod-0").index, PodId("pod-0")
+        other = Request(model="m", token_ids=range(1000, 1160))
+        scores = made.front.score(other)
+        numbers = [scores.promise(pod, junction=at) for at in range(3)]
+        assert until(index.num_promised, lambda num: num == 2) == 2
+        assert all(map(made.front.withdraw, numbers))
+        assert until(index.num_promised, lambda num: num == 0) == 0
+        assert not made.front.withdraw(numbers[0])
+        made.shard("pod-0").service.questions.check_integrity()
+
+
+def test_a_promise_of_a_dead_front_ends_by_age() -> None:
+    with fleet() as made:
+        held(made)
+        now = [0.0]
+        server = made.shard("pod-0")
+        server.service.questions._clock = lambda: now[0]
+        other = Request(model="m", token_ids=range(1000, 1160))
+        made.front.score(other).promise(PodId("pod-0"))
+        assert until(server.index.num_promised, bool) == 1
+        now[0] = 1000.0
+        made.front.score(Request(model="m", token_ids=range(3000, 3160))).promise(PodId("pod-0"))
+        assert until(lambda: len(server.service.questions._promised), lambda num: num == 1) == 1
+        assert server.index.num_promised() == 1
+
+
+def test_many_threads_may_ask_at_once() -> None:
+    with fleet() as made:
+        held(made)
+        found: list[Any] = []
+
+        def ask() -> None:
+            found.extend(bounds(made) for _ in range(20))
+
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [set()] * 120
+
+
+def test_a_long_prompt_goes_both_ways() -> None:
+    with fleet() as made:
+        held(made)
+        long = Request(model="m", token_ids=range(400_000))
+        assert list(made.front.score(long).columns().lower) == list(
+            made.whole.score(long).columns().lower
+        )
+
+
+def test_a_put_for_another_shard_says_whose_pod_it_is() -> None:
+    with fleet() as made:
+        server = made.servers[1]
+        theirs = next(pod for pod in PODS if shard_of(PodId(pod), OF) == 2)
+        with pytest.raises(RefusalError, match=f"shard 2/3 indexes pod '{theirs}'") as refused:
+            server.service.put(PodId(theirs), PodConfig(model="m", endpoint=None))
+        assert (refused.value.code, refused.value.status) == ("other_shard", 421)
+        ours = next(pod for pod in PODS if shard_of(PodId(pod), OF) == 1)
+        wanted = {PodId(pod): PodConfig(model="m", endpoint=None) for pod in (ours, theirs)}
+        server.service.change(wanted, ())
+        assert set(server.service.pods) & {ours, theirs} == {ours}
+
+
+def test_a_front_says_what_it_has_no_index_for() -> None:
+    with fleet() as made:
+        held(made)
+        client = TestClient(Application(made.service))
+        body = {"model": "m", "token_ids": list(range(160))}
+        whole = msgspec.json.decode(made.whole.score(PROMPT).to_json())
+        assert client.post("/v1/score", json=body).json() == whole
+        assert client.post("/v1/pick", json=body).json()["lower"] == 144
+        for path, more in (
+            ("/v1/explain", {}), ("/v1/routed", {"pod": "pod-0", "produced": [1]})
+        ):  # fmt: skip
+            answer = client.post(path, json=body | more)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (421, "other_shard")
+        assert client.post("/v1/shard", content=b"").json()["error"]["code"] == "other_shard"
+        rows = client.get("/v1/pods").json()["pods"]
+        assert {row["state"] for row in rows} == {"exact"}
+        assert client.get("/readyz").json() == {"status": "ready"}
+        made.servers[1].stop()
+        assert "shard 1/3" in until(lambda: client.get("/readyz").json().get("detail", ""), bool)
+        text = client.get("/metrics").text
+        assert 'kvbraid_shard_up{shard="1"} 0.0' in text
+        assert 'kvbraid_shard_up{shard="2"} 1.0' in text
+        assert 'kvbraid_shard_questions_total{outcome="answered",shard="2"}' in text
+        made.servers[1].start()
+
+
+def test_a_shard_refuses_what_is_no_question() -> None:
+    with fleet() as made:
+        held(made)
+        client = TestClient(Application(made.servers[1].service))
+        for body in (b"", b"\xc1", b"\x91" * 5000, bytes(100)):
+            assert (
+                client.post("/v1/shard", content=body).json()["error"]["code"] == "malformed_body"
+            )
+        narrow = made.servers[1].service.limits
+        made.servers[1].service.limits = msgspec.structs.replace(narrow, tokens=10)
+        question = msgspec.msgpack.encode(
+            ["score", 1, "m", bytes(400), 4, None, None, None, None, None, None, False]
+        )
+        assert client.post("/v1/shard", content=question).status_code == 413
+        made.servers[1].service.limits = narrow
+        body = client.post("/v1/shard", content=question).content
+        assert {pod for pod, _ in ranks_of(read_answer(100, body).roster)} >= made.pods_of(1)
