@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -16,12 +16,15 @@ from kvbraid.fleet.index import IndexOptions
 from kvbraid.ids import PodId
 from kvbraid.service.console import ConsoleOptions
 from kvbraid.service.http.events import Changes
-from kvbraid.service.requests import ReportBody, parse_pick
+from kvbraid.service.requests import PickEvent, ReportBody, parse_pick
 
 from tests.service.picks import Fleet, fleet_of
 
 HOURS: Final = 24
 REQUESTS_AN_HOUR: Final = 120
+REPORTS: Final[Sequence[Sequence[PickEvent]]] = (
+    ("first_token", "end"), ("end",), ("failed",), ("first_token",), (),
+)  # fmt: skip
 MOST_GROWTH: Final = 64 << 10
 """Bytes that Python may hold more after six hours: for tables that grow late, not per request."""
 
@@ -68,8 +71,7 @@ def ask(fleet: Fleet, name: str, token_ids: list[int]) -> None:
 
 def report(fleet: Fleet, name: str, at: int) -> None:
     """Tell of most requests that they ended or failed; of some nothing more is ever heard."""
-    events = ("first_token", "end"), ("end",), ("failed",), ("first_token",), ()
-    for event in events[at % len(events)]:
+    for event in REPORTS[at % len(REPORTS)]:
         cached = 16 if event == "end" else None
         fleet.service.picking.report(ReportBody(pick=name, event=event, cached_tokens=cached))
 
@@ -92,7 +94,8 @@ def test_after_a_day_a_server_holds_what_it_held_after_an_hour(fleet: Fleet) -> 
         return tracemalloc.get_traced_memory()[0]
 
     def num_series() -> int:
-        return fleet.client.get("/metrics").text.count("\n")
+        text: str = fleet.client.get("/metrics").text
+        return text.count("\n")
 
     accounted = [live(fleet, hour) for hour in range(HOURS // 2)]
     of_index, of_metrics = fleet.index.memory_bytes(), num_series()
