@@ -1,4 +1,4 @@
-"""A day of a server, by a clock that is told: what has come and gone leaves nothing behind."""
+"""A day of a server, by a clock that is told: what has gone leaves nothing in memory."""
 
 import asyncio
 import gc
