@@ -172,7 +172,7 @@ def test_a_request_shows_every_term_of_both_ranks_and_its_ladder(
     for gap in row["ladder"]["gaps"]:
         told = f"{gap['tokens']}: {gap['reason'].replace('_', ' ')}"
         expect(ladder.get_by_text(told)).to_be_visible()
-    delivered = ladder.get_by_role("row", name=re.compile("^delivered"))
+    delivered = ladder.get_by_role("row", name=re.compile("^Delivered"))
     expect(delivered.get_by_role("cell", name=str(row["delivered"]), exact=True)).to_be_visible()
 
 
