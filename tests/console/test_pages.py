@@ -7,9 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from kvbraid.service.http.events import MOST_ROWS
 from playwright.sync_api import Page, expect
 
-from tests.console.pages import PAGES, Opened
+from tests.console.pages import PAGES, Opened, put
 from tests.service.serving import ONE_POD, serving, until
 from tests.unit.gateway.model_folders import TURNS, write_model
 
@@ -106,6 +107,35 @@ def test_filters_stand_in_the_address(opened: Opened, demo: str) -> None:
     expect(again.get_by_role("button", name=re.compile("qwen|gpt"))).to_have_count(1)
 
 
+def test_what_a_group_holds_is_a_share_of_the_pool_if_its_size_is_known(
+    opened: Opened, server: str
+) -> None:
+    put(server, "a", num_gpu_blocks=1000)
+    put(server, "b")
+    page = opened(server)
+    page.get_by_role("button", name="a", exact=True).click()
+    expect(page.get_by_text("Blocks held by group, never")).to_be_visible()
+    expect(page.get_by_text("0 on GPU, 0 % of its pool")).to_have_count(2)
+    page.get_by_role("button", name="b", exact=True).click()
+    expect(page.get_by_text("give its num_gpu_blocks in fleet.toml")).to_have_count(1)
+
+
+def test_a_link_shows_a_request_as_long_as_the_server_keeps_it(
+    opened: Opened, server: str
+) -> None:
+    put(server, "a")
+    with httpx.Client(base_url=server) as client:
+        for number in range(MOST_ROWS + 1):
+            body = {"model": "m", "token_ids": [1], "request_id": f"r r/{number}"}
+            assert client.post("/v1/pick", json=body).is_success
+    page = opened(f"{server}/requests?request=r+r%2F0")
+    panel = page.get_by_role("region", name="Chosen request")
+    expect(panel.get_by_role("heading", level=2)).to_have_text("r r/0")
+    data = page.get_by_role("link", name="JSON").get_attribute("href")
+    (row,) = httpx.get(f"{server}{data}").json()["requests"]
+    assert row["request"] == "r r/0"
+
+
 def newest(page: Page) -> str:
     return page.locator("tbody tr").first.get_by_role("link").inner_text()
 
@@ -142,7 +172,7 @@ def test_a_request_shows_every_term_of_both_ranks_and_its_ladder(
     for gap in row["ladder"]["gaps"]:
         told = f"{gap['tokens']}: {gap['reason'].replace('_', ' ')}"
         expect(ladder.get_by_text(told)).to_be_visible()
-    delivered = ladder.get_by_role("row", name=re.compile("^delivered"))
+    delivered = ladder.get_by_role("row", name=re.compile("^Delivered"))
     expect(delivered.get_by_role("cell", name=str(row["delivered"]), exact=True)).to_be_visible()
 
 

@@ -83,6 +83,16 @@ def test_a_request_that_is_asked_about_again_is_one(fleet: Fleet) -> None:
     assert [row["chosen"]["pod"] for row in rows(fleet)] == ["b"]
 
 
+def test_one_request_is_asked_for_by_its_name(fleet: Fleet) -> None:
+    for name in ("r r/1", "2"):
+        fleet.pick(request_id=name)
+    answer = fleet.client.get("/v1/requests", params={"request": "r r/1"}).json()
+    assert answer["requests"] == rows(fleet)[1:]
+    assert answer == fleet.client.get("/requests.json", params={"request": "r r/1"}).json()
+    assert fleet.client.get("/v1/requests?request=x").json()["requests"] == []
+    assert refusal(fleet.client.get("/v1/requests?name=x"))[:2] == (400, "malformed_body")
+
+
 def test_reports_of_requests_that_are_not_kept_change_nothing() -> None:
     for fleet in fleet_of(console=ConsoleOptions(requests=0)):
         pick = fleet.pick()["pick"]

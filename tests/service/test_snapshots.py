@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import httpx
 import pytest
@@ -176,6 +177,18 @@ def test_the_end_of_a_server_is_the_last_time_to_save(tmp_path: Path) -> None:
     with saving(snapshots, RestingFeed(True), lambda: [POD]):
         assert not list(tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_who_is_not_at_rest_at_the_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kvbraid.service.snapshots.LAST_S", 0.0)
+    pods = [POD] * 12
+    with saving(snapshots_of(tmp_path, full_index()), RestingFeed(False), lambda: pods):
+        pass
+    (line,) = caplog.messages
+    assert "older files: a/b, a/b," in line
+    assert line.endswith("a/b and 2 more")
 
 
 def test_the_file_of_a_pod_that_is_removed_goes_too(tmp_path: Path) -> None:
@@ -372,39 +385,76 @@ def test_a_process_that_is_ended_is_warm_when_it_starts_again(tmp_path: Path) ->
 
 
 HANGS: Final = """
-import os, sys, time
+import contextlib, os, sys, time
 from pathlib import Path
 from kvbraid.service import snapshots
 snapshots.EVERY_S = 0.05
-synced = os.fsync
+folder, synced, signals = Path(sys.argv[-1]).parent, os.fsync, snapshots._signals
 def hangs(number):
-    beside = Path(sys.argv[-1])
-    while beside.with_name("hang").exists():
-        beside.with_name("hung").touch()
-        time.sleep(1)
+    while (folder / "hang").exists():
+        (folder / "hung").touch()
+        time.sleep(0.1)
     synced(number)
-os.fsync = hangs
+@contextlib.contextmanager
+def listens(heard):
+    with signals(heard):
+        (folder / "listens").touch()
+        yield
+os.fsync, snapshots._signals = hangs, listens
 """
+
+
+@contextlib.contextmanager
+def hung(folder: Path, stderr: TextIO | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A server that hangs while it writes what it knows after two batches; then comes a third."""
+    config, saved = folder / "fleet.toml", folder / "warm" / "a.snapshot"
+    with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=2) as engine:
+        config.write_text(CONFIG.format(engine))
+        server = serving("--config", str(config), main=HANGS + MAIN, stderr=stderr)
+        with server as (process, url):
+            for number in range(2):
+                engine.publish(stored(100 * number, 8))
+                until(partial(row_of, url), partial(has_come, number))
+            until(saved.read_bytes, lambda saved: b"[[1," in saved)
+            (folder / "hang").touch()
+            assert until((folder / "hung").exists, bool)
+            engine.publish(stored(200, 8))  # Batch 0 is in no buffer any more.
+            until(partial(row_of, url), partial(has_come, 2))
+            yield process
 
 
 def test_a_server_that_is_killed_while_it_writes_starts_from_the_file_before(
     tmp_path: Path,
 ) -> None:
-    config, files = tmp_path / "fleet.toml", tmp_path / "warm"
-    with open_publisher(replay_endpoint=LOOPBACK, buffer_batches=2) as engine:
-        config.write_text(CONFIG.format(engine))
-        with serving("--config", str(config), main=HANGS + MAIN) as (process, url):
-            for number in range(2):
-                engine.publish(stored(100 * number, 8))
-                until(partial(row_of, url), partial(has_come, number))
-            until((files / "a.snapshot").read_bytes, lambda saved: b"[[1," in saved)
-            (tmp_path / "hang").touch()
-            assert until((tmp_path / "hung").exists, bool)
-            engine.publish(stored(200, 8))  # Batch 0 is in no buffer any more.
-            process.kill()
-            process.wait(20)
-        assert (files / "a.snapshot.new").exists()
-        with serving("--config", str(config)) as (process, url):
+    with hung(tmp_path) as process:
+        process.kill()
+        process.wait(20)
+        assert (tmp_path / "warm" / "a.snapshot.new").exists()
+        with serving("--config", str(tmp_path / "fleet.toml")) as (_, url):
             row = until(partial(row_of, url), lambda row: row["state"] == "exact")
             assert (row["state"], row["last_seq"]) == ("exact", 2)
             assert 'what="loaded"} 1.0' in httpx.get(f"{url}/metrics").text
+
+
+def test_a_server_that_is_ended_while_it_writes_saves_what_came_since(tmp_path: Path) -> None:
+    with hung(tmp_path) as process:
+        process.terminate()
+        assert until((tmp_path / "listens").exists, bool)
+        (tmp_path / "hang").unlink()
+        assert process.wait(20) == 0
+    assert b"[[2," in (tmp_path / "warm" / "a.snapshot").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_further_signal_does_not_wait_for_the_disk_and_the_file_before_stays(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with (tmp_path / "log").open("w") as log, hung(tmp_path, log) as process:
+        process.terminate()
+        assert until((tmp_path / "listens").exists, bool)
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    assert b"[[1," in (tmp_path / "warm" / "a.snapshot").read_bytes()
+    told = (tmp_path / "log").read_text()
+    assert "a file is still being written" in told
+    assert "Traceback" not in told

@@ -7,7 +7,7 @@ import { live } from "./stream.js";
 
 export const topics = ["config"];
 
-const since = (atS) => (atS === null ? "never" : age(Date.now() / 1000 - atS)); // Of the day's clock.
+const since = (atS) => age(atS && Date.now() / 1000 - atS); // Of the day's clock.
 
 export function view() {
   const { file, refused, waiting, keys, config } = live.config;

@@ -2,12 +2,12 @@
 
 import { html, nothing, svg } from "./vendor/lit-html/lit-html.js";
 import { bounds, count, counted, tokens, words } from "./format.js";
-import { ask, asked, chooser, dim, empty, long, more, name, portion, rank, state, stay } from "./parts.js";
+import { ask, asked, chooser, dim, empty, long, more, name, ofRequest, portion, rank, state, stay } from "./parts.js";
 import { live, newest, redraw, request } from "./stream.js";
 
 export const topics = ["requests"];
 export const drawsWithoutData = true;
-export const data = () => (asked("request") ? `/explain.json?request=${encodeURIComponent(asked("request"))}` : "/requests.json");
+export const data = () => (asked("request") ? ofRequest("/explain.json") : "/requests.json");
 
 const PORTION = 20;
 let told = null; // The answer, or {error}.
@@ -30,7 +30,7 @@ async function take(answer) {
   redraw();
 }
 
-const askKept = (id) => take(() => request(`/v1/strips?request=${encodeURIComponent(id)}`));
+const askKept = (id) => take(() => request(ofRequest("/v1/strips", id)));
 
 const post = (path, body) => request(path, { method: "POST", headers: { "content-type": "application/json" }, body });
 
@@ -90,10 +90,9 @@ function answer() {
   </section>`;
 }
 
-const legend = () => html`<ul class="legend inline">
-  <li><span class="key held"></span>held</li><li><span class="key partly"></span>some of it</li><li><span class="key missing"></span>not held</li>
-  <li><span class="key tick"></span>the group accepts a boundary here</li><li><span class="key common"></span>every group does</li>
-  <li><span class="key end"></span>reusable up to here</li></ul>`;
+const LEGEND = { held: "held", partly: "some of it", missing: "not held", tick: "the group accepts a boundary here", common: "every group does", end: "reusable up to here" };
+
+const legend = () => html`<ul class="legend inline">${Object.entries(LEGEND).map(([kind, what]) => html`<li><span class="key ${kind}"></span>${what}</li>`)}</ul>`;
 
 function pod(row) {
   return html`<article class="panel">
@@ -110,7 +109,6 @@ const WIDE = 1000; // The width of a strip in its own units.
 
 function strip(row, group) {
   const cell = WIDE / group.cells.length;
-  const at = (boundary) => (cell * boundary) / row.unit;
   const mark = (kind, x, y, height, width) => svg`<rect class=${kind} x=${x - width / 2} y=${y} width=${width} height=${height}></rect>`;
   const blocks = `${counted(group.num_held, "block")} of ${tokens(group.block_size)} held`;
   const accepts = group.accepted === null ? "accepts every boundary" : `accepts boundaries in ${counted(group.accepted.length, "place")}`;
@@ -121,7 +119,7 @@ function strip(row, group) {
       ${runs(group.cells).map(([kind, from, width]) => svg`<rect class=${CELLS[kind]} x=${from * cell} y="2" width=${width * cell} height="15"></rect>`)}
       ${(group.accepted ?? []).map((number) => mark("tick", (number + 1) * cell, 19, 7, 3))}
       ${(row.common ?? []).map((number) => mark("common", (number + 1) * cell, 0, 19, 2))}
-      ${row.lower > 0 ? mark("end", at(row.lower), 0, 26, 5) : nothing}
+      ${row.lower > 0 ? mark("end", (cell * row.lower) / row.unit, 0, 26, 5) : nothing}
     </svg>
   </div>`;
 }

@@ -3,7 +3,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { bytes, count, counted, seconds, share, words } from "./format.js";
 import { STATES, ago, asked, bar, cards, chooser, dim, empty, filters, finder, head, isFound, line, long, more, name, portion, rank, state, sum } from "./parts.js";
-import { live, redraw } from "./stream.js";
+import { keyOf, live, redraw } from "./stream.js";
 
 export const topics = ["pods"];
 
@@ -11,7 +11,6 @@ const ORDER = Object.keys(STATES);
 const PORTION = 50; // Rows that are drawn until more are asked for.
 const open = new Set();
 
-const keyOf = (row) => `${row.dp_rank} ${row.pod}`;
 const byName = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 
 export function view() {
@@ -102,10 +101,10 @@ const details = (row) => html`<tr class="details"><td colspan=${COLUMNS.length}>
     ${fact("Requests to", row.url ? name(row.url) : "no url is registered")}
     ${fact("Hashes placed by", counts(row.placed, "none yet"))}
     ${fact("Refused and noted", counts(row.refused, "nothing"))}
-    ${fact("Groups, and their blocks held", row.groups.length ? html`<ul>${row.groups.map(group)}</ul>` : "not known until the first event")}
+    ${fact(html`Blocks held by group, ${ago(row.applied_s)}`, row.groups.length ? html`<ul>${row.groups.map((it) => group(it, row.num_gpu_blocks))}</ul>${row.num_gpu_blocks ? nothing : dim("For shares of its pool, give its num_gpu_blocks in fleet.toml.")}` : "not known until the first event")}
   </dl></td></tr>`;
 
-const group = (it) => html`<li>${it.group === null ? "without a number" : `group ${it.group}`}: ${words(it.kind)}, blocks of ${counted(it.block_size, "token")}${it.window ? `, window of ${counted(it.window, "token")}` : ""}${it.chunk ? `, chunks of ${counted(it.chunk, "token")}` : ""}${it.eagle ? ", EAGLE" : ""}: <b>${heldOf(it)}</b></li>`;
+const group = (it, pool) => html`<li>${it.group === null ? "without a number" : `group ${it.group}`}: ${words(it.kind)}, blocks of ${counted(it.block_size, "token")}${it.window ? `, window of ${counted(it.window, "token")}` : ""}${it.chunk ? `, chunks of ${counted(it.chunk, "token")}` : ""}${it.eagle ? ", EAGLE" : ""}: <b>${heldOf(it, pool)}</b></li>`;
 
-const heldOf = ({ held }) =>
-  Object.entries(held).filter(([tier, n]) => n || tier === "gpu").map(([tier, n]) => `${count(n)} on ${tier.toUpperCase()}`).join(", ");
+const heldOf = ({ held }, pool) =>
+  Object.entries(held).filter(([tier, n]) => n || tier === "gpu").map(([tier, n]) => `${count(n)} on ${tier.toUpperCase()}${pool && tier === "gpu" ? `, ${share(n, pool)} of its pool` : ""}`).join(", ");

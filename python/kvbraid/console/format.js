@@ -45,6 +45,9 @@ export const isLoss = ({ gap, reason }) => gap !== "above" && reason !== "never_
 
 export const words = (name) => name.replaceAll("_", " ");
 
+// Each has at most what the one above it has.
+export const RUNGS = { prompt: "Prompt", seen: "Ever seen", best: "Best pod", chosen: "Chosen pod", delivered: "Delivered" };
+
 // The terms of a cost, and what each is (docs/routing.md).
 export const TERMS = {
   wait: "wait for requests sent from here",

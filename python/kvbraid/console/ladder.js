@@ -1,7 +1,7 @@
 // Ladder: how many tokens of the prompts were reused over time, and why it was not more.
 
 import { html } from "./vendor/lit-html/lit-html.js";
-import { count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
+import { RUNGS, count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
 import { asked, bar, cards, chooser, empty, filters, name, sum, table } from "./parts.js";
 import { live, now } from "./stream.js";
 
@@ -61,7 +61,6 @@ export function view() {
     </section>`;
 }
 
-const RUNGS = { prompt: "Prompts", seen: "Seen", best: "Best pod", chosen: "Chosen pod", delivered: "Delivered" };
 const WHERE = { seen: "never there", best: "on every pod", chosen: "by the choice", delivered: "in the engine" };
 
 const SINCE_START = [

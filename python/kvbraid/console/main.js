@@ -5,12 +5,12 @@ import { age } from "./format.js";
 import { empty, stay } from "./parts.js";
 import { isStale, key, live, redraw, request, retryNow, silenceS, start, useKey } from "./stream.js";
 
-const PAGES = { fleet: "Fleet", requests: "Requests", explain: "Explain", ladder: "Ladder", policy: "Policy", config: "Config" };
+const PAGES = ["Fleet", "Requests", "Explain", "Ladder", "Policy", "Config"];
 
-const path = location.pathname.slice(1);
-const here = path in PAGES ? path : "fleet";
+const title = PAGES.find((it) => `/${it.toLowerCase()}` === location.pathname) ?? PAGES[0];
+const here = title.toLowerCase();
 const page = await import(`./${here}.js`);
-document.title = `${PAGES[here]} · kvbraid`;
+document.title = `${title} · kvbraid`;
 
 const STATUS = {
   connecting: "Connecting",
@@ -59,13 +59,13 @@ const frame = () => html`
     <header>
       <a class="brand" href="/"><img src="/console/icon.svg" alt="" width="22" height="22">kvbraid</a>
       <nav aria-label="Pages">
-        ${Object.entries(PAGES).map(([to, title]) => html`<a href="/${to}" aria-current=${to === here ? "page" : nothing}>${title}</a>`)}
+        ${PAGES.map((it) => html`<a href="/${it.toLowerCase()}" aria-current=${it === title ? "page" : nothing}>${it}</a>`)}
       </nav>
       ${status()}
     </header>
     <main id="main" tabindex="-1" class=${isStale() ? "stale" : ""}>
       ${banner()}
-      <div class="heading"><h1>${PAGES[here]}</h1><a class="dim" href=${page.data?.() ?? `/${here}.json`} @click=${openJson}>JSON</a></div>
+      <div class="heading"><h1>${title}</h1><a class="dim" href=${page.data?.() ?? `/${here}.json`} @click=${openJson}>JSON</a></div>
       ${shown()}
     </main>`;
 

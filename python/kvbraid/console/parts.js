@@ -29,7 +29,7 @@ export const STATES = {
 export const state = (value) => html`<span class="state ${value in STATES ? value : ""}" title=${STATES[value] ?? nothing}>${value}</span>`;
 
 // When something was by the server's clock, as an age that grows.
-export const ago = (atS) => html`<span class="age">${age(atS === null ? null : now() - atS)}</span>`;
+export const ago = (atS) => html`<span class="age">${age(atS && now() - atS)}</span>`;
 
 // What is said where nothing is to be shown, and what to do about it.
 export const empty = (what, ...remedy) => html`<div class="empty"><p><strong>${what}</strong></p>${remedy.map((line) => html`<p>${line}</p>`)}</div>`;
@@ -68,6 +68,8 @@ export const stay = (event) => event.preventDefault();
 
 // The part of a page that stands in its address.
 export const asked = (key) => new URLSearchParams(location.search).get(key) ?? "";
+
+export const ofRequest = (path, id = asked("request")) => (id ? `${path}?request=${encodeURIComponent(id)}` : path);
 
 export function ask(key, value) {
   const query = new URLSearchParams(location.search);

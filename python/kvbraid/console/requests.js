@@ -1,15 +1,22 @@
 // Requests: the last decisions as they are made, why the rank was chosen, and what was delivered.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
-import { TERMS, bounds, count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
-import { ago, ask, asked, bar, cards, chooser, dim, empty, filters, finder, isFound, name, rank, state, stay, sum, table } from "./parts.js";
-import { live, newest, redraw } from "./stream.js";
+import { RUNGS, TERMS, bounds, count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
+import { ago, ask, asked, bar, cards, chooser, dim, empty, filters, finder, isFound, name, ofRequest, rank, state, stay, sum, table } from "./parts.js";
+import { live, newest, redraw, request } from "./stream.js";
 
 export const topics = ["requests"];
+export const data = () => ofRequest("/requests.json");
 
 const PORTION = 50; // Rows are written anew in their places: most are others each second.
 let frozen = null; // The rows while they are held still.
 let kept = null; // The chosen request, also when it is no longer among the last.
+let sought; // The one that a link names, while the server is asked for it.
+
+const seek = () => request(ofRequest("/v1/requests")).then((answer) => answer.json()).then(({ requests: [row] }) => {
+  [kept, sought] = [row, ""];
+  redraw();
+}, () => {});
 
 export function view() {
   if (!live.requests.size) {
@@ -24,6 +31,7 @@ export function view() {
   const found = all.filter((row) => (!status || row.status === status) && isFound(row.request, row.model, row.chosen.pod));
   const shown = found.slice(0, PORTION);
   kept = live.requests.get(chosen) ?? kept;
+  sought ??= chosen && !kept ? seek() : "";
   const hold = () => { frozen = frozen ? null : all; redraw(); };
   return html`
     ${summary()}
@@ -65,7 +73,7 @@ function verdict(row) {
 function link(row) {
   const isChosen = row.request === asked("request");
   const choose = (event) => { stay(event); ask("request", isChosen ? "" : row.request); };
-  return html`<a href="?request=${encodeURIComponent(row.request)}" data-key=${row.request} aria-current=${isChosen ? "true" : nothing} @click=${choose}>${name(row.request, 14)}</a>`;
+  return html`<a href=${ofRequest("", row.request)} data-key=${row.request} aria-current=${isChosen ? "true" : nothing} @click=${choose}>${name(row.request, 14)}</a>`;
 }
 
 function lost(row) {
@@ -95,11 +103,11 @@ function chosenOne(id) {
   const row = kept?.request === id ? kept : null;
   const close = html`<button type="button" @click=${() => ask("request", "")}>Close</button>`;
   return html`<section class="panel" aria-label="Chosen request">${row ? html`
-    <div class="heading"><h2>${name(row.request)}</h2><span>${row.has_prompt ? html`<a href="/explain?request=${encodeURIComponent(row.request)}">Explain</a> ` : nothing}${close}</span></div>
+    <div class="heading"><h2>${name(row.request)}</h2><span>${row.has_prompt ? html`<a href=${ofRequest("/explain", row.request)}>Explain</a> ` : nothing}${close}</span></div>
     <p>${name(row.model)}, ${tokens(row.num_tokens)}: sent to <b>${rank(row.chosen)}</b> ${ago(row.decided_s)}, ${row.status}${row.status === "decided" ? nothing : html` ${ago(row.changed_s)}`}.
     ${state(row.state)} Known by ${row.knowledge}; policy ${row.policy}, coefficients ${row.seconds}; ${counted(row.num_candidates, "candidate")}${leftOut(row)}.</p>
     <div class="columns">${costs(row)}${rungs(row)}</div>`
-    : html`${empty("This request is no longer among the last.", "Raise console.requests in fleet.toml to keep more of them.")}${close}`}</section>`;
+    : sought ? dim("Asking.") : html`${empty("This request is no longer among the last.", "Raise console.requests in fleet.toml to keep more of them.")}${close}`}</section>`;
 }
 
 const leftOut = (row) => [
@@ -125,8 +133,6 @@ function costs(row) {
   ];
   return html`<div><h3>Cost, in seconds</h3>${table(columns, Object.entries(TERMS), { kind: "small", foot: Object.entries(SUMS) })}</div>`;
 }
-
-const RUNGS = { prompt: "the prompt", seen: "ever seen", best: "best pod", chosen: "chosen pod", delivered: "delivered" };
 
 function rungs(row) {
   if (!row.ladder) return html`<div><h3>Ladder</h3>${dim(row.status === "ended" ? "The prompt has no token ids here." : "It is there once the request's end is reported.")}</div>`;

@@ -121,17 +121,17 @@ function take(topic, told) {
   changed();
 }
 
-const rankKey = (pod, rank) => `${rank} ${pod}`;
+export const keyOf = ({ pod, dp_rank }) => `${dp_rank} ${pod}`;
 
 const TAKES = {
   pods(told) {
     if (told.is_whole) live.pods.clear();
     live.memoryBytes = told.memory_bytes;
     for (const row of told.changed) {
-      const key = rankKey(row.pod, row.dp_rank);
+      const key = keyOf(row);
       live.pods.set(key, { ...live.pods.get(key), ...row });
     }
-    for (const [pod, rank] of told.gone) live.pods.delete(rankKey(pod, rank));
+    for (const [pod, dp_rank] of told.gone) live.pods.delete(keyOf({ pod, dp_rank }));
   },
   requests(told) {
     if (told.is_whole) live.requests.clear();

@@ -33,6 +33,7 @@ In reading order:
     engine_load  what engines say of their load, and how much of it others have sent
     standing   what else is said about a rank, and who may be chosen
     decision   one choice, with all that it was made from
+    in_use     what counts for one model now: coefficients, and the load of its ranks
     router     the face: requests come, ranks are chosen, reports come back
 """
 

@@ -23,27 +23,18 @@ from kvbraid.ids import PodId, Tier
 from kvbraid.policy.asking import Promisable, Promising
 from kvbraid.policy.bookings import Booking, Bookings, Loads
 from kvbraid.policy.costs import CostRule
-from kvbraid.policy.decision import Decision, Origin, origin_of
+from kvbraid.policy.decision import Decision
 from kvbraid.policy.engine_load import EngineLoad, EngineLoads, Readings, add_others
-from kvbraid.policy.fitting import Fit, Fitted, Measured
+from kvbraid.policy.fitting import Fit, Measured
+from kvbraid.policy.in_use import DEFAULT_SECONDS, InUse, RecentLoad
 from kvbraid.policy.replica_loads import NOTHING, RankLoads, ReplicaLoads, add_replicas, booked
 from kvbraid.policy.seconds import Seconds
 from kvbraid.policy.standing import Filtered, Said, Standing, Standings, filtered
 from kvbraid.policy.view import FleetView, RankId, RankNames, RoutingPolicy
 from kvbraid.reading import POSITIVE, check
 
-BUSIEST: Final = 0.95
-"""The largest share of busy ranks that counts: the price of work is 1/(1 - share)."""
-
-LONGEST_GAP_S: Final = 60.0
-"""A longer pause between two requests counts as one of this length: a night is no arrival rate."""
-
-SHORTEST_GAP_S: Final = 1e-6
-"""A shorter mean gap counts as one of this length: requests of one moment have a finite rate."""
-
 _ALL_TIERS: Final = tuple(tier.value for tier in Tier)
 _LEAST_URGENT: Final = sys.maxsize
-_DEFAULT_SECONDS: Final = Seconds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,28 +76,6 @@ class RouterOptions:
         check("arrivals", self.arrivals, POSITIVE)
 
 
-@dataclass(slots=True)
-class _Load:
-    """The load of one model's ranks, and what a prefill takes, averaged over the last arrivals."""
-
-    busy: float = 0.0
-    gap_s: float = 0.0
-    prefill_s: float = 0.0
-    last: float | None = None
-    count: int = 0
-
-    def arrive(self, now: float, busy: float, most: int) -> None:
-        self.count = min(self.count + 1, most)
-        self.busy += (busy - self.busy) / self.count
-        if self.last is not None:
-            gap = min(max(now - self.last, 0.0), LONGEST_GAP_S)
-            self.gap_s += (gap - self.gap_s) / max(self.count - 1, 1)
-        self.last = now if self.last is None else max(now, self.last)
-
-    def book(self, seconds: float) -> None:
-        self.prefill_s += (seconds - self.prefill_s) / max(self.count, 1)
-
-
 class _Before(NamedTuple):
     """What stands before each rank of an answer; `others` have sent that part of its wait.
 
@@ -118,30 +87,6 @@ class _Before(NamedTuple):
     others: list[float]
     readings: Readings
     known: list[int]
-
-
-class InUse(NamedTuple):
-    """What counts for one model now: coefficients, and how much a second of work costs others.
-
-    `given` is None where the defaults of `Seconds` count; `fit` is None where nothing is fitted,
-    and `num_kept` counts its samples, also those that are not enough yet. `busy` is the share of
-    the ranks that were busy when the last requests arrived.
-    """
-
-    given: Seconds | None
-    fit: Fitted | None
-    num_kept: int
-    busy: float
-
-    @property
-    def seconds(self) -> Seconds:
-        """The coefficients that count."""
-        return self.fit.seconds if self.fit is not None else self.given or _DEFAULT_SECONDS
-
-    @property
-    def origin(self) -> Origin:
-        """Whence they come."""
-        return origin_of(self.fit, is_given=self.given is not None)
 
 
 class Router:
@@ -175,7 +120,7 @@ class Router:
         self._bookings = Bookings()
         self._engines = EngineLoads(self._options.load_age_s)
         self._replicas = ReplicaLoads(self._options.replica_age_s)
-        self._loads: defaultdict[str, _Load] = defaultdict(_Load)  # By model.
+        self._loads: defaultdict[str, RecentLoad] = defaultdict(RecentLoad)  # By model.
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
         self._counts: Counter[str] = Counter()
         self._lock = Lock()
@@ -201,7 +146,7 @@ class Router:
             self._set_fits()
 
     def _set_fits(self) -> None:
-        given = {m: self._seconds.get(m, _DEFAULT_SECONDS) for m in self._options.fit}
+        given = {m: self._seconds.get(m, DEFAULT_SECONDS) for m in self._options.fit}
         self._fits = {
             model: old if (old := self._fits.get(model)) and old.given == seconds else Fit(seconds)
             for model, seconds in given.items()
@@ -441,8 +386,8 @@ class Router:
             waiting=loads.waiting,
             waiting_tokens=loads.waiting_tokens,
             usage=usage,
-            busy=min(load.busy, BUSIEST),
-            rate=1 / (max(load.gap_s, SHORTEST_GAP_S) * num) if load.gap_s else 0.0,
+            busy=load.share_busy,
+            rate=load.rate(num),
             seconds=seconds,
             chance=self._chance,
         )
@@ -451,7 +396,7 @@ class Router:
         fit = self._fits.get(request.model)
         if fit is not None:
             return fit.now.seconds
-        return self._seconds.get(request.model, _DEFAULT_SECONDS)
+        return self._seconds.get(request.model, DEFAULT_SECONDS)
 
     def _loaded(self, request: Request, columns: Columns) -> list[int]:
         """Return how many of each rank's tokens are on slower tiers than the GPU alone."""
@@ -595,7 +540,7 @@ class Router:
                     given=self._seconds.get(model),
                     fit=fit.now if (fit := self._fits.get(model)) is not None else None,
                     num_kept=0 if fit is None else fit.num_kept,
-                    busy=min(self._loads[model].busy, BUSIEST) if model in self._loads else 0.0,
+                    busy=self._loads[model].share_busy if model in self._loads else 0.0,
                 )
                 for model in sorted({*self._loads, *self._seconds, *self._fits})
             }

@@ -216,7 +216,7 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     requests, if it is asked. By the server's clock, `applied_s` is when the last batch of its
     events was applied, and `state_s` when its state changed; `problem` is the last warning.
     `lag_s` is how many seconds before `applied_s` the engine had made that batch, by the clocks of
-    both machines: null if it does not say.
+    both machines: null if it does not say. `num_gpu_blocks` is the size of its pool, if given.
     """
 
     last_seq: int | None
@@ -234,6 +234,7 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     lag_s: float | None = None
     state_s: float | None = None
     problem: Problem | None = None
+    num_gpu_blocks: int | None = None
 
 
 class PodsAnswer(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ The answers and what makes them stand here together: nothing else needs them.
 import msgspec
 
 from kvbraid.policy import CostRule
-from kvbraid.policy.router import InUse, Router
+from kvbraid.policy.in_use import InUse
+from kvbraid.policy.router import Router
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -325,9 +325,12 @@ class Picking:
         """Return the rule and the coefficients that count, as GET /v1/policy has them."""
         return policy_answer(self._router)
 
-    def recent_answer(self) -> RequestsAnswer:
-        """Return the last requests as GET /v1/requests has them."""
-        _, rows = self.recent.changed_after(0, self.recent.options.requests)
+    def recent_answer(self, name: str | None = None) -> RequestsAnswer:
+        """Return the last requests as GET /v1/requests has them, or one if it is among them."""
+        if name is None:
+            _, rows = self.recent.changed_after(0, self.recent.options.requests)
+        else:
+            rows = self.recent.of(name)
         prompts = self.recent.keeps_prompts
         return RequestsAnswer(now_s=self._clock(), keeps_prompts=prompts, requests=rows)
 

@@ -101,6 +101,12 @@ class Recent:
                 rows.append(kept.row)
             return self._change, rows
 
+    def of(self, name: str) -> list[RecentRequest]:
+        """Return the row of a request; none if it is not kept."""
+        with self._lock:
+            kept = self._kept.get(name)
+            return [] if kept is None else [kept.row]
+
     def prompt(self, name: str) -> Request:
         """Return a request with its prompt.
 

@@ -242,6 +242,7 @@ class Service:
                         lag_s=feed.lag_s if feed else None,
                         state_s=self.journal.state_since(Rank(row.pod, row.dp_rank)),
                         problem=self.journal.problem(Rank(row.pod, row.dp_rank)),
+                        num_gpu_blocks=config.engine.num_gpu_blocks,
                     )
                 )
         return rows

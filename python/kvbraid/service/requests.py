@@ -90,6 +90,12 @@ class StripsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     request: _RequestId
 
 
+class RequestsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The query of GET /v1/requests: the name of the only one that is wanted; all if left out."""
+
+    request: _RequestId | None = None
+
+
 class EventsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The query of GET /v1/events: what is told of; all topics if left out."""
 

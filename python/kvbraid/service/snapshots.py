@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ KEPT_S: Final = 24 * 3600.0
 """Files of pods that nobody has registered are removed when they are older."""
 
 _TRY_S: Final = 0.05
+_MOST_NAMED: Final = 10
 _SUFFIX: Final = ".snapshot"
 _LONGEST_NAME: Final = 200
 _LOGGER: Final = logging.getLogger("kvbraid.snapshots")
@@ -145,15 +147,19 @@ class Snapshots:
 
     def save_all(
         self, pods: Sequence[PodId], feed: Resting, *, within_s: float, over: threading.Event
-    ) -> None:
-        """Write the files of pods, each when it is at rest; who is not in time is late."""
+    ) -> list[PodId]:
+        """Write the files of pods, each when it is at rest; return who is late.
+
+        Nothing more is written once it is over.
+        """
         late, ends_at = list(pods), time.monotonic() + within_s
         while late and not over.is_set():
-            late = [pod for pod in late if not self.save(pod, feed)]
+            late = [pod for pod in late if over.is_set() or not self.save(pod, feed)]
             if late and time.monotonic() >= ends_at:
                 break
             over.wait(_TRY_S if late else 0)
         self.counts["late"] += len(late)
+        return late
 
     def forget(self, pod: PodId) -> None:
         """Remove the file of a pod that is registered no longer."""
@@ -283,11 +289,15 @@ def read_secret(folder: Path, shared: Path | None = None) -> bytes:
 def saving(
     snapshots: Snapshots | None, feed: Resting, pods: Callable[[], Sequence[PodId]]
 ) -> Iterator[None]:
-    """Save all pods from time to time, on a thread of its own, and once more at the end."""
+    """Save all pods from time to time, on a thread of its own, and once more at the end.
+
+    At the end another signal does not wait for that any longer: what is not saved has its older
+    file, and the log says so.
+    """
     if snapshots is None:
         yield
         return
-    over = threading.Event()
+    over, hurried = threading.Event(), threading.Event()
 
     def save() -> None:
         while not over.wait(EVERY_S):
@@ -296,6 +306,9 @@ def saving(
                 snapshots.tidy(pods())
             except Exception:  # The next round may be a better one.
                 _LOGGER.exception("pods could not be saved")
+        late = snapshots.save_all(pods(), feed, within_s=LAST_S, over=hurried)
+        if late:
+            _LOGGER.warning("not saved at the end, and left with older files: %s", _listed(late))
 
     thread = threading.Thread(target=save, name="kvbraid-snapshots")
     thread.start()
@@ -303,8 +316,32 @@ def saving(
         yield
     finally:
         over.set()
-        thread.join()
-        snapshots.save_all(pods(), feed, within_s=LAST_S, over=threading.Event())
+        with _signals(hurried.set):
+            while thread.is_alive() and not hurried.is_set():
+                thread.join(_TRY_S)
+        thread.join(_TRY_S)
+        if thread.is_alive():
+            _LOGGER.warning("a file is still being written, and another signal ends the server")
+
+
+@contextlib.contextmanager
+def _signals(heard: Callable[[], None]) -> Iterator[None]:
+    """Call this for each signal that would end the process; only a main thread hears them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ends = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: heard()) for number in ends}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listed(pods: Sequence[PodId]) -> str:
+    further = len(pods) - _MOST_NAMED
+    return ", ".join(pods[:_MOST_NAMED]) + (f" and {further} more" if further > 0 else "")
 
 
 def _private(path: str, flags: int) -> int:

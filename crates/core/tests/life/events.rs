@@ -45,6 +45,12 @@ pub(crate) const SILENT: [Groups; 4] = [
 ];
 
 impl Engine {
+    /// The hash of a prefix that it may hold.
+    pub(crate) fn hash(&self, choices: &mut impl Choices) -> u64 {
+        let prompt = self.prompt(choices);
+        hash_of(&prompt[..choices.below(prompt.len() + 1)], 0, false)
+    }
+
     /// The tokens of a prompt that it may be sent: mostly of one letter if they are many, so that
     /// prompts have long prefixes in common.
     pub(crate) fn prompt(&self, choices: &mut impl Choices) -> Vec<u64> {

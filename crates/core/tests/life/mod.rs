@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a life ends where something fails")]
 
 mod events;
+mod forged;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -185,8 +186,12 @@ impl Life {
         };
         let pod = PODS[pod];
         let mut saved = save(&mut self.index, pod, pod).unwrap().seal().unwrap();
-        for _ in 0..=choices.below(3) {
-            change(&mut saved, choices);
+        if self.engine.is_silent && choices.below(2) == 0 {
+            saved = forged::forged(&saved, self.engine, choices);
+        } else {
+            for _ in 0..=choices.below(3) {
+                change(&mut saved, choices);
+            }
         }
         reseal(SECRET, &mut saved);
         let mut other = Index::new(self.options);
@@ -209,6 +214,10 @@ impl Life {
             };
             let _ = other.score(&plain_request(prompt));
             other.check_integrity();
+            if choices.below(2) == 0 {
+                let _ = other.routed(pod, 0, &plain_request(prompt), &[0; 3]);
+                other.check_integrity();
+            }
         }
         let _ = other.reset(pod, 0);
         other.check_integrity();

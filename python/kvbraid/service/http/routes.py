@@ -33,6 +33,7 @@ from kvbraid.service.requests import (
     PickQuery,
     QueryFields,
     ReportBody,
+    RequestsQuery,
     RoutedBody,
     ScoreBody,
     StripsQuery,
@@ -174,8 +175,8 @@ def pod_snapshot(context: Context, call: Call) -> Answer:
 
 def list_requests(context: Context, call: Call) -> Answer:
     """The last requests that a rank was chosen for: why there, and what became of them."""
-    del call
-    return Answer(_encode(context.service.picking.recent_answer()))
+    asked = parse_query(call.query, RequestsQuery)
+    return Answer(_encode(context.service.picking.recent_answer(asked.request)))
 
 
 def events(context: Context, call: Call) -> Answer:
@@ -439,7 +440,8 @@ ROUTES: Final = (
     ),
     Route(
         method="GET", path="/v1/requests", right="read", handler=list_requests,
-        at_once=never_at_once, answers={200: answers.RequestsAnswer},
+        at_once=never_at_once,
+        query=RequestsQuery, answers={200: answers.RequestsAnswer}, errors=("malformed_body",),
     ),
     Route(
         method="GET", path="/v1/events", right="read", handler=events, at_once=events,

@@ -127,8 +127,9 @@ def following(
             following_tables(config, service),
             asking_pods(service),
             _making_spans(config, service),
-            saving(service.snapshots, service.feed, lambda: service.followed),
             sharing(config, service),
+            # Its end comes first, as long as nothing else has ended.
+            saving(service.snapshots, service.feed, lambda: service.followed),
         ):
             yield reread
     finally:

@@ -259,6 +259,7 @@ impl Rank {
         };
         let changes = silent.note_store(parent, hashes);
         let (work, is_cut_short) = silent.work();
+        let changes = silent.queue(changes);
         if silent.is_routed() {
             self.note_keys(hashes, shared.nodes);
         }
@@ -269,7 +270,8 @@ impl Rank {
         usize::try_from(work).unwrap_or(usize::MAX)
     }
 
-    /// Shows what has changed of each group's probable copies.
+    /// Shows what has changed of each group's probable copies. Nothing is likely at a hash that is not
+    /// known any longer.
     fn show_changes(&mut self, changes: AllChanges, shared: &mut SharedPresence<'_>) {
         let groups = self.silent.as_ref().map(|silent| silent.groups.clone());
         for (group, changes) in groups.into_iter().flatten().zip(changes) {
@@ -278,7 +280,7 @@ impl Rank {
                 match self.slots.find(hash, shared.nodes) {
                     Some(slot) if is_there => self.infer_copy(slot, channel, shared),
                     Some(slot) => self.withdraw(slot, channel, shared.planes),
-                    None => {}
+                    None => self.forget_page(hash),
                 }
             }
         }
@@ -317,13 +319,14 @@ impl Rank {
         assert!(self.shows_marks(nodes), "a marked page has a copy");
     }
 
-    /// Whether each page at which something is likely has a copy that shows it.
+    /// Whether each page at which something is likely has a copy that shows it, or is about to get one.
     pub(in crate::fleet) fn shows_marks(&self, nodes: &Nodes) -> bool {
         let mut marked = self.silent.iter().flat_map(|silent| silent.marked());
-        marked.all(|(group, hash)| {
+        marked.all(|(group, hash, will_be_shown)| {
             let channel = self.slots.channels.find(inferred(group, Tier::Gpu));
             let held = self.slots.find(hash, nodes).zip(channel);
-            held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel))
+            let is_shown = held.is_some_and(|(slot, channel)| self.slots.holds(slot, channel));
+            will_be_shown.unwrap_or(is_shown)
         })
     }
 

@@ -219,7 +219,7 @@ impl Rank {
     }
 
     /// The same, for the page of one hash.
-    fn forget_page(&mut self, hash: EngineKey) {
+    pub(in crate::fleet) fn forget_page(&mut self, hash: EngineKey) {
         if let Some(silent) = &mut self.silent {
             silent.forget(hash);
         }

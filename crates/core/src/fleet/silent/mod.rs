@@ -30,7 +30,7 @@ mod recent;
 mod routed;
 mod saved;
 
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::divisors::lcm;
@@ -241,15 +241,26 @@ impl Silent {
         self.pages.note_key(hash, key);
     }
 
-    /// The hashes that are marked and shown, with the number of the group of the copy that shows it.
-    pub(super) fn marked(&self) -> impl Iterator<Item = (u16, EngineKey)> + '_ {
+    /// The hashes that are marked, with the number of the group of the copy that shows it, and whether this
+    /// copy will be there once all changes are shown; `None`: none of these is about it.
+    pub(super) fn marked(&self) -> impl Iterator<Item = (u16, EngineKey, Option<bool>)> + '_ {
         let groups = self.groups.iter().zip(&self.marks).zip(&self.unshown);
         groups.flat_map(move |((group, marks), unshown)| {
-            let unshown: HashSet<EngineKey> = unshown.iter().map(|(hash, _)| *hash).collect();
+            let unshown: HashMap<EngineKey, bool> = unshown.iter().copied().collect();
             let hashes = marks.iter().map(move |page| self.pages.hash(page));
-            let shown = hashes.filter(move |hash| !unshown.contains(hash));
-            shown.map(move |hash| (LIKELY + group.index, hash))
+            hashes.map(move |hash| (LIKELY + group.index, hash, unshown.get(&hash).copied()))
         })
+    }
+
+    /// Lets changes be shown after those that are not shown yet; returns them if there are none.
+    pub(super) fn queue(&mut self, changes: AllChanges) -> AllChanges {
+        if self.unshown.iter().all(Vec::is_empty) {
+            return changes;
+        }
+        for (unshown, changes) in self.unshown.iter_mut().zip(changes) {
+            unshown.extend(changes);
+        }
+        AllChanges::new()
     }
 
     /// The bytes held, by capacity and estimate.

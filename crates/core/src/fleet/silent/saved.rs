@@ -333,7 +333,7 @@ impl Pages {
         frees_each
             && num_free == self.free.len()
             && table.all(|is_so| is_so)
-            && self.unkeyed.end <= self.table.len()
+            && self.table.get(self.unkeyed.clone()).is_some()
     }
 }
 
