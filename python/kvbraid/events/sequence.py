@@ -232,6 +232,11 @@ class SequenceTracker:
             self._mark_complete()
         return self._take_out()
 
+    def restarted(self) -> list[Effect]:
+        """The caller knows that the engine has restarted, whatever its numbers say."""
+        self._restart()
+        return self._take_out()
+
     def failed(self, why: str) -> list[Effect]:
         """What was delivered may be incomplete: know nothing, as before a connection."""
         self._known_to = max(self._known_to, self.last)

@@ -27,7 +27,7 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
-from kvbraid.service.replicas import SharedState
+from kvbraid.service.replicas import EventLogState, SharedState
 from kvbraid.service.snapshots import Snapshots
 
 _NO_EVENTS: Final = "no events: it has no endpoint"
@@ -46,6 +46,7 @@ class Service:
         watched: What was heard of the API servers of Kubernetes.
         snapshots: The files of pods, if there are any; set before the first pod is registered.
         shared: What is shared with other replicas; None: nothing.
+        log: The log of events that is read or written, if there is one.
     """
 
     def __init__(  # noqa: PLR0913 - what it is put together from
@@ -65,6 +66,7 @@ class Service:
         self.picking = picking or Picking(index)
         self.snapshots: Snapshots | None = None
         self.shared: SharedState | None = None
+        self.log: EventLogState | None = None
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic

@@ -16,6 +16,7 @@ from msgspec import Meta
 from kvbraid.errors import InvalidValueError, shortened
 
 _ReplicaName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+_StreamName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,63}$")]
 _URL: Final = re.compile(
     r"(?:nats|tls)://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::\d+)?"
 )
@@ -43,6 +44,10 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     have signed the server's certificate. What is booked is published every `every_s` seconds. An
     engine is asked for lost events after a random part of `replay_spread_s`, because all replicas
     ask at about the same time.
+
+    `log` is a stream of JetStream: `kvbraid relay` writes events to it as `relay_user`, and
+    replicas read them there in place of the engines. A relay that makes the stream bounds it by
+    `log_bytes` and `log_age_s`.
     """
 
     url: str | None = None
@@ -51,6 +56,11 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     user: str | None = None
     password_file: str | None = None
     ca: str | None = None
+    log: _StreamName | None = None
+    log_bytes: Annotated[int, Meta(ge=1 << 20, le=(1 << 63) - 1)] = 1 << 30
+    log_age_s: Annotated[float, Meta(ge=1, le=1e8)] = 3600.0
+    relay_user: str | None = None
+    relay_password_file: str | None = None
     every_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
     replay_spread_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
 
@@ -58,6 +68,30 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def name(self) -> str:
         """The name of this replica."""
         return self.replica or _sound(socket.gethostname())
+
+
+class EventLogState(Protocol):
+    """What a service shows of its log of events, which it reads or writes."""
+
+    @property
+    def problem(self) -> str:
+        """Why no events come from it, or go into it; empty if they do."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What has become of batches."""
+        ...
+
+    @property
+    def server(self) -> Server:
+        """The server that has it."""
+        ...
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait to be applied, or to be acknowledged."""
+        ...
 
 
 @dataclass(slots=True)
@@ -101,9 +135,10 @@ def check_shared(table: SharedTable, folder: Path) -> SharedTable:
         raise InvalidValueError(f"shared.url = {shortened(url)}; {remedy}")
     elif table.ca is not None and not url.startswith("tls:"):
         raise InvalidValueError("shared.ca is given, but no certificate is asked of nats://")
-    elif (table.user is None) != (table.password_file is None):
-        raise InvalidValueError("shared: give user and password_file, or neither of them")
-    paths = {key: getattr(table, key) for key in ("password_file", "ca")}
+    for user, password in (("user", "password_file"), ("relay_user", "relay_password_file")):
+        if (getattr(table, user) is None) != (getattr(table, password) is None):
+            raise InvalidValueError(f"shared: give {user} and {password}, or neither of them")
+    paths = {key: getattr(table, key) for key in ("password_file", "relay_password_file", "ca")}
     inside = {key: path and str(folder / path) for key, path in paths.items()}
     return msgspec.structs.replace(table, **inside)
 

@@ -216,7 +216,8 @@ def readyz(context: Context, call: Call) -> Answer:
     missing = context.service.missing()
     if missing:
         raise RefusalError("not_ready", missing)
-    parts = (context.service.snapshots, context.service.shared)
+    service = context.service
+    parts = (service.snapshots, service.shared, service.log)
     problems = [part.problem for part in parts if part is not None and part.problem]
     return Answer(_encode(answers.StatusAnswer(status="ready", detail="; ".join(problems))))
 

@@ -33,6 +33,7 @@ from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.kubernetes import following_tables
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.shared.log_reader import reading_log
 from kvbraid.service.shared.sharing import sharing
 from kvbraid.service.snapshots import saving
 from kvbraid.service.supervision import Supervisor
@@ -128,6 +129,7 @@ def following(
             _making_spans(config, service),
             saving(service.snapshots, service.feed, lambda: service.followed),
             sharing(config, service),
+            reading_log(config, service.log),
         ):
             yield reread
     finally:
