@@ -1,10 +1,14 @@
 """A relay and replicas around a log of events, with engines that are simulated."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+from kvbraid.events.digest import RANDOM, Digests
+from kvbraid.events.sequence import Settled
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.fleet.index import IndexOptions
 from kvbraid.ids import PodId, PodState
@@ -19,6 +23,7 @@ from kvbraid.service.shared.threads import on_thread
 from kvbraid.sim.fleet.engine import EngineRequest, SimulatedEngine
 from kvbraid.sim.fleet.presets import ENGINE, PRESETS
 from kvbraid.sim.fleet.workload import WorkRequest, shared_prefix_workload
+from nats import connect
 
 from tests.service.engines import LOOPBACK, open_publisher
 from tests.service.serving import until
@@ -28,8 +33,8 @@ STREAM: Final = "EVENTS"
 SECRET: Final = bytes(range(32))
 
 
-def table(server: Nats, **options: Any) -> SharedTable:
-    return SharedTable(url=server.url, log=STREAM, **options)
+def table(server: Nats, **options: int) -> SharedTable:
+    return SharedTable(url=server.url, log=STREAM, **options)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -42,10 +47,10 @@ def jetstream(folder: Path) -> Iterator[Nats]:
 class Engines:
     """One simulated engine per preset, each a pod of its model's name."""
 
-    def __init__(self, *, replay: bool = True, models: tuple[str, ...] = tuple(PRESETS)) -> None:
+    def __init__(self, models: tuple[str, ...]) -> None:
         self.models = models
         self.publishers: dict[str, Publisher] = {
-            model: open_publisher(replay_endpoint=LOOPBACK if replay else None) for model in models
+            model: open_publisher(replay_endpoint=LOOPBACK) for model in models
         }
         self.engines = {
             model: SimulatedEngine(PRESETS[model], self.publishers[model]) for model in models
@@ -83,8 +88,8 @@ class Engines:
 
 
 @contextlib.contextmanager
-def engines(**options: Any) -> Iterator[Engines]:
-    made = Engines(**options)
+def engines(models: tuple[str, ...] = tuple(PRESETS)) -> Iterator[Engines]:
+    made = Engines(models)
     try:
         yield made
     finally:
@@ -97,12 +102,21 @@ class Reading:
     def __init__(self, feed: Subscriber, index: FleetIndex, log: LogReader | None = None) -> None:
         self.feed, self.index, self.log = feed, index, log
 
-    def add(self, fleet: Engines, *, replay: bool = True, only: tuple[str, ...] = ()) -> None:
-        for model in only or fleet.models:
+    def add(
+        self,
+        fleet: Engines,
+        *,
+        replay: bool = True,
+        saved: tuple[bytes, Sequence[Settled]] = (b"", ()),
+    ) -> None:
+        """Follow the pods; if there is one, from what was saved of it on."""
+        for model in fleet.models:
             self.index.register(
                 PodId(model), model=model, topology=PRESETS[model].topology, engine=ENGINE
             )
-            self.feed.add(PodId(model), fleet.feed(model, replay=replay))
+            if saved[0]:
+                self.index.load(PodId(model), saved[0])
+            self.feed.add(PodId(model), fleet.feed(model, replay=replay), saved[1])
 
     def rows(self) -> dict[str, tuple[PodState, int | None]]:
         return {row.pod: (row.state, row.last_seq) for row in self.feed.status()}
@@ -129,10 +143,11 @@ class Reading:
 
 
 @contextlib.contextmanager
-def reading(shared: SharedTable | None = None, **options: Any) -> Iterator[Reading]:
+def reading(shared: SharedTable | None = None, digests: Digests = RANDOM) -> Iterator[Reading]:
     """A replica with no pods yet; with a table it reads the log."""
     index = FleetIndex(IndexOptions(secret=SECRET))
-    feed = Subscriber(index, **options)
+    feed = Subscriber(index)
+    feed.digests = digests
     feed.log = log = None if shared is None else LogReader(shared)
     config = FleetConfig(shared=shared or SharedTable())
     with reading_log(config, log), feed:
@@ -170,3 +185,25 @@ def relaying(shared: SharedTable, fleet: Engines) -> Iterator[Relay]:
                 )
                 feed.add(PodId(model), fleet.feed(model))
             yield Relay(feed)
+
+
+def tell(
+    server: Nats, subject: str, request: object, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Send a message as anybody could, and return what is answered."""
+
+    async def send() -> dict[str, Any]:
+        client = await connect(server.url)
+        try:
+            body = request if isinstance(request, bytes) else msgspec.json.encode(request)
+            answer = await client.request(subject, body, timeout=2, headers=headers)
+            return msgspec.json.decode(answer.data, type=dict[str, Any])
+        finally:
+            await client.close()
+
+    return asyncio.run(send())
+
+
+def stored(server: Nats) -> dict[str, Any]:
+    """The state of the stream."""
+    return dict(tell(server, f"$JS.API.STREAM.INFO.{STREAM}", {})["state"])

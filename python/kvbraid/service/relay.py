@@ -79,6 +79,12 @@ class RelayedFeed(RankFeed):
     def __init__(self, *arguments: Any, log: LogWriter, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*arguments, **options)
         self._log = log
+        log.wake_with(self.pod, self.rank, lambda: self._owner.hand_in(self))
+
+    def read(self, now: float) -> bool:
+        """As any feed, unless the log must be gone on with where it ends."""
+        self._log.check(self.pod, self.rank)
+        return super().read(now)
 
     def apply(self, run: BatchRun) -> None:
         """Say which numbers the batches have; then as any feed."""

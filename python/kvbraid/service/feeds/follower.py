@@ -225,6 +225,10 @@ class Follower:
         """Give a feed turns until it has nothing left to do."""
         self._environment.reactor.wake(feed)
 
+    def hand_in(self, feed: RankFeed) -> None:
+        """Give a feed a turn; from any thread."""
+        self._environment.reactor.hand_in(feed)
+
     def start_again(self, feed: RankFeed) -> None:
         """Reconnect a feed that has failed, after a pause that grows."""
         now = time.monotonic()

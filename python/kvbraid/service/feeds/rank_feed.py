@@ -171,6 +171,9 @@ class Owner(Protocol):
     def wake(self, feed: "RankFeed") -> None:
         """Arrange that the feed's `read` is called until it says that nothing is left."""
 
+    def hand_in(self, feed: "RankFeed") -> None:
+        """As `wake`, from any thread."""
+
     def start_again(self, feed: "RankFeed") -> None:
         """Reconnect a feed that has failed, after a pause."""
 

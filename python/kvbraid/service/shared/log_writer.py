@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -57,6 +57,10 @@ class _UnderWay(NamedTuple):
     sent_at: float
 
 
+def _nobody() -> None:
+    """There is no feed yet."""
+
+
 @dataclass(slots=True, eq=False)
 class _Relayed:
     """One rank, as far as the log has it."""
@@ -68,6 +72,7 @@ class _Relayed:
     digest: int = 0
     problem: str = "the log was not reached yet"  # Why the rank must go on where the log ends.
     is_known: bool = False  # `last` is what the log has.
+    wake: Callable[[], None] = _nobody
     attempt: int = 0  # What was taken in an earlier one is not sent any more.
 
 
@@ -149,19 +154,22 @@ class LogWriter:
         """Say which number the next batch has."""
         self._rank(pod, rank).first = first
 
-    def take(self, pod: PodId, rank: int, payloads: Sequence[bytes], budget_s: float) -> int:
-        """Take a run of batches, or none of it if there is no room in time; return how many.
+    def wake_with(self, pod: PodId, rank: int, wake: Callable[[], None]) -> None:
+        """Call this, from another thread, when `check` must be called."""
+        self._rank(pod, rank).wake = wake
 
-        Raises:
-            LogError: The rank must go on where the log ends.
-        """
+    def check(self, pod: PodId, rank: int) -> None:
+        """Raise a LogError if the rank must go on where the log ends; then that is known."""
+        relayed = self._rank(pod, rank)
+        if relayed.problem and relayed.is_known:
+            raise LogError(relayed.problem)
+
+    def take(self, pod: PodId, rank: int, payloads: Sequence[bytes], budget_s: float) -> int:
+        """Take a run of batches, or none of it if there is no room in time; return how many."""
         relayed = self._rank(pod, rank)
         with self._changed:
             if not self._changed.wait_for(lambda: self._has_room(relayed), budget_s):
                 return 0
-            if relayed.problem:
-                problem, relayed.problem = relayed.problem, ""
-                raise LogError(problem)
             if relayed.start is None:
                 relayed.start = start_of(relayed.first, payloads[0])
             first = BatchId(relayed.start, relayed.first)
@@ -177,17 +185,20 @@ class LogWriter:
 
     def leave(self, pod: PodId) -> None:
         """Forget a pod."""
-        self._ranks = {key: rank for key, rank in self._ranks.items() if key[0] != pod}
+        with self._changed:
+            self._ranks = {key: rank for key, rank in self._ranks.items() if key[0] != pod}
 
     def _has_room(self, rank: _Relayed) -> bool:
         is_full = self._waiting >= MOST_BATCHES or self._waiting_bytes >= MOST_BYTES
-        return self._is_connected and rank.is_known and not is_full
+        return self._is_connected and not rank.problem and not is_full
 
     def _rank(self, pod: PodId, rank: int) -> _Relayed:
         key = pod, rank
-        if key not in self._ranks:
-            self._ranks[key] = _Relayed(RankSubject(self._fleet, pod, rank))
-        return self._ranks[key]
+        with self._changed:
+            if key not in self._ranks:  # Replaced, never changed in place: the loop reads it.
+                made = _Relayed(RankSubject(self._fleet, pod, rank))
+                self._ranks = {**self._ranks, key: made}
+            return self._ranks[key]
 
     def _wake(self) -> None:
         if self._loop is not None:
@@ -233,6 +244,7 @@ class LogWriter:
             with self._changed:
                 self._note(rank, found)
                 self._changed.notify_all()
+            rank.wake()
 
     def _note(self, rank: _Relayed, found: StoredBatch | None) -> None:
         rank.last = found.id if found else None
