@@ -115,12 +115,22 @@ class OtherServer:
     counts: Final = {"connected": 1}
 
 
+class OtherLog:
+    """A log of events that is there."""
+
+    problem = ""
+    counts: Final = {"read": 1}
+    server: Final = OtherServer()
+    waiting_bytes = 0
+
+
 @pytest.fixture
 def metrics(tmp_path: Path) -> str:
     """What a server that has followed, refused and answered something exports."""
     service = Service(FakeIndex(), FakeFeed())
     service.snapshots = Saved(tmp_path, FleetIndex(), journal=Journal())
     service.shared = SharedState("a", OtherServer(), {"taken": 1})
+    service.log = OtherLog()
     connection_limits = ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
     asked = PickRequest(
