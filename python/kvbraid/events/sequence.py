@@ -237,6 +237,28 @@ class SequenceTracker:
         self._restart()
         return self._take_out()
 
+    def ran_out(self) -> list[Effect]:
+        """A copy of what the engine has published ends: only the engine itself may have more.
+
+        The engine must show a batch of the copy before anything of it counts, because it may have
+        restarted since. If nothing is known to be missing, it is only polled.
+        """
+        if self._phase is Phase.REPLAYING:
+            self._release()
+            lowest = self._held.lowest()
+            if lowest is not None:
+                held = _Proof(lowest, self._digest_of(self._held[lowest]))
+                self._proof = self._proof or held
+                self._start_replay(self.last + 1, lowest)
+            elif self._seen > self.last:
+                self._need_proof()
+                self._start_replay(self.last + 1, self._seen + 1)
+            elif self._proof is not None:
+                self._start_replay(self._proof.seq)
+            else:
+                _poll(self)
+        return self._take_out()
+
     def failed(self, why: str) -> list[Effect]:
         """What was delivered may be incomplete: know nothing, as before a connection."""
         self._known_to = max(self._known_to, self.last)

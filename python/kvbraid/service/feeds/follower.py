@@ -202,9 +202,8 @@ class Follower:
         """Start a replay, replacing one under way; False: there is nobody to ask."""
         self.stop_replay(feed)
         link = self._link_of.get(feed)
-        return (isinstance(link, LogLink) and link.asks(start)) or self._ask_engine(feed, start)
-
-    def _ask_engine(self, feed: RankFeed, start: int) -> bool:
+        if isinstance(link, LogLink) and link.asks(start):
+            return True
         if feed.replay_endpoint is None:
             return False
         now = time.monotonic()
@@ -266,7 +265,7 @@ class Follower:
         self._backoffs[feed] = Backoff(self._patience.retry_max_s, calm_s=_CALM_S)
         self.feeds = {**self.feeds, pod: (*self.feeds[pod], feed)}
         if self._log is not None:
-            self._open(LogLink(self._environment, feed, self._log, self._ask_engine), feed)
+            self._open(LogLink(self._environment, feed, self._log), feed)
         elif addresses.is_bound:
             self._share(feed)
         else:

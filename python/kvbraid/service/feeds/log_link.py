@@ -1,16 +1,20 @@
 """A link to the log of events that a relay writes, in place of the engine's own socket.
 
-The log answers a replay first, and brings what comes later after it. What it does not have is
-asked of the engine, from where the log ended. So a hole in the log, a lost tail and one that
-begins too late are gaps like any other, and the sequence tracker decides what is known.
+The log answers the first replay, and brings what comes later after it. When it has no more, the
+engine itself is asked, which has to prove that it is the process that the log tells of. So a hole
+in the log, a lost tail and one that begins too late are gaps like any other, and the sequence
+tracker decides what is known.
 
-    connected ──► asked: answers of a replay ──caught up──► the engine is asked ──► live
-                       ▲                                                            │
-                       └─────────────── another start of the engine ◄───────────────┘
+    connected ──► the log answers ──ran out──► the engine is asked ──► live, from the log
+                       ▲                                                     │
+                       └──────── the log tells of another start ◄────────────┘
+
+If the engine has shown that it started again before the log tells so, the log's batches are those
+of an earlier process, and are left out until it does.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from kvbraid.service.feeds.rank_feed import GATHERED, RankFeed
 from kvbraid.service.feeds.reactor import SLICE, SLICE_BYTES
@@ -27,24 +31,22 @@ class LogLink:
         environment: ZmqEnvironment,
         feed: RankFeed,
         log: LogSource,
-        ask_engine: Callable[[RankFeed, int], bool],
     ) -> None:
         self.endpoint = feed.endpoint
         self.strays: Counter[str] = Counter()
         self._journal, self._reactor = environment.journal, environment.reactor
         self._feed = feed
         self._log = log
-        self._ask_engine = ask_engine
         self._inbox = Inbox(feed.pod, feed.rank, lambda: self._reactor.hand_in(self))
         self._connection = 0
         self._reopen_at = 0.0
         self._ask = 0  # Number of the question; what was put for an earlier one is dropped.
-        self._asked_from = 0
+        self._is_log_next = False  # The next replay is asked of the log.
         self._is_replaying = False
-        self._first: int | None = None  # The first number that the log has answered.
-        self._next: int | None = None  # The log has nothing from here on but what comes later.
+        self._restarts = 0  # Of the tracker, as far as this link has to do with them.
         self._start = ""
         self._other_start = ""  # Of the last answer, if it is not of `_start`.
+        self._left_out = ""
         self._run: list[bytes] = []  # Live, of consecutive numbers, not yet taken.
         self._run_first = 0
 
@@ -71,7 +73,7 @@ class LogLink:
     def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
         """Begin with the log as if it had not been there, after the pause."""
         self._connection = 0
-        self._start = ""
+        self._start = self._left_out = ""
         self._reopen_at = now + pause_s
         self._ask += 1
 
@@ -90,20 +92,24 @@ class LogLink:
             self._journal.note("disconnected", rank, "the log of events")
             self._feed.disconnected()
         if connection and now >= self._reopen_at:
-            self._connection, self._next = connection, None
+            self._connection, self._is_log_next = connection, True
             self._journal.note("connected", rank, "the log of events")
             self._feed.heard_at = now
             self._feed.connected()
 
     def asks(self, start: int) -> bool:
-        """Ask the log for batches from `start` on; False: it cannot have them."""
-        if self._next is not None and start >= self._next:
+        """Ask the log for batches from `start` on; False: only the engine can be asked."""
+        restarts = self._feed.tracker.counts.restarts
+        if restarts != self._restarts:
+            self._restarts, self._left_out = restarts, self._start
+        if not self._is_log_next:
             return False
         self._ask += 1
-        self._is_replaying, self._first, self._other_start = True, None, ""
-        self._asked_from = start
+        self._is_log_next, self._is_replaying = False, True
+        self._other_start = ""
         # The batch before it proves that the engine is still the same.
-        self._log.ask(self._inbox, self._ask, self._start, max(start - 1, 0))
+        known = "" if self._left_out else self._start
+        self._log.ask(self._inbox, self._ask, known, max(start - 1, 0))
         return True
 
     def stop_replay(self) -> None:
@@ -132,7 +138,8 @@ class LogLink:
         return True
 
     def _take(self, batch: LoggedBatch, now: float) -> None:
-        self._feed.heard_at = now
+        feed = self._feed
+        feed.heard_at = now
         if batch.seq == CAUGHT_UP:
             self._catch_up()
             return
@@ -143,11 +150,15 @@ class LogLink:
                 self._restart()
             return
         self._other_start = ""
-        self._next = batch.seq + 1
-        if self._is_replaying:
-            self._first = batch.seq if self._first is None else self._first
-            self._feed.carry_out(self._feed.tracker.replayed(batch.seq, batch.payload))
+        if batch.start == self._left_out:
             return
+        if self._is_replaying:
+            feed.carry_out(feed.tracker.replayed(batch.seq, batch.payload))
+            if feed.tracker.counts.restarts != self._restarts:  # The log itself has shown it.
+                self._restarts, self._is_log_next = feed.tracker.counts.restarts, True
+            return
+        if batch.seq <= feed.tracker.last:
+            return  # The engine has told it before the log did.
         if batch.seq != self._run_first + len(self._run) or len(self._run) == GATHERED:
             self._end_run()
             self._run_first = batch.seq
@@ -163,17 +174,15 @@ class LogLink:
         """Go on with the engine, from where the log's answers end."""
         if self._other_start:
             self._restart()
-            return
-        self._is_replaying = False
-        feed, asked = self._feed, self._asked_from
-        is_answered = self._first is not None and self._first <= asked
-        self._next = max(self._next or 0, feed.tracker.last + 1)
-        if not self._ask_engine(feed, feed.tracker.last + 1 if is_answered else asked):
-            feed.carry_out(feed.tracker.replay_failed())
+        else:
+            self._is_replaying = False
+            self._feed.carry_out(self._feed.tracker.ran_out())
 
     def _restart(self) -> None:
         """The relay has seen the engine start again: begin with the new start."""
         self._end_run()
-        self._start, self._next = self._other_start, None
+        self._start, self._left_out = self._other_start, ""
+        self._is_log_next, self._is_replaying = True, False
         self._ask += 1
         self._feed.carry_out(self._feed.tracker.restarted())
+        self._restarts = self._feed.tracker.counts.restarts
