@@ -143,7 +143,8 @@ class LogLink:
         if batch.seq == CAUGHT_UP:
             self._catch_up()
             return
-        self._start = self._start or batch.start
+        if not self._start and (self._is_replaying or feed.tracker.last < 0):
+            self._start = batch.start
         if batch.start != self._start:
             self._other_start = batch.start
             if not self._is_replaying:
