@@ -247,8 +247,7 @@ class SequenceTracker:
             self._release()
             lowest = self._held.lowest()
             if lowest is not None:
-                held = _Proof(lowest, self._digest_of(self._held[lowest]))
-                self._proof = self._proof or held
+                self._need_proof_of_held(lowest)
                 self._start_replay(self.last + 1, lowest)
             elif self._seen > self.last:
                 self._need_proof()
@@ -333,6 +332,11 @@ class SequenceTracker:
         """From this number on, answers may be another engine's; the earliest doubt counts."""
         if self._proof is None and self._last_digest is not None:
             self._proof = _Proof(self.last, self._last_digest)
+
+    def _need_proof_of_held(self, seq: int) -> None:
+        """Likewise, of a batch that is held: the engine must know it."""
+        if self._proof is None:
+            self._proof = _Proof(seq, self._digest_of(self._held[seq]))
 
     def _mark_complete(self) -> None:
         self._is_complete = True

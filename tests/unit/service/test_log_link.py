@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvbraid.events.sequence import SequenceTracker
 from kvbraid.ids import PodId, PodState
@@ -208,3 +209,4 @@ class ReadingTheLog(RuleBasedStateMachine):
 
 
 TestReadingTheLog = ReadingTheLog.TestCase
+TestReadingTheLog.settings = settings(max_examples=80, stateful_step_count=25)
