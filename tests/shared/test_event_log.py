@@ -54,48 +54,56 @@ def test_a_late_replica_answers_every_request_as_one_that_follows_the_engines(
 
 
 def test_a_server_that_is_killed_and_comes_back_costs_nothing(tmp_path: Path) -> None:
-    with jetstream(tmp_path) as server, engines() as fleet:
-        with relaying(table(server), fleet) as relay, reading(table(server)) as replica:
-            replica.add(fleet, replay=False)
-            fleet.serve(60)
-            assert replica.knows(fleet)
-            server.kill()
-            fleet.serve(20)
-            assert comes(lambda: replica.states() == {PodState.STALE})
-            assert replica.log
-            assert "no events come from the log EVENTS" in replica.log.problem
-            assert "nothing goes into the log EVENTS" in relay.feed.writer.problem
-            server.start()
-            assert relay.has(fleet.seqs())
-            assert replica.knows(fleet)
-            assert relay.feed.writer.problem == ""
-            assert stored(server)["messages"] == sum(fleet.seqs().values()) + len(fleet.models)
+    with (
+        jetstream(tmp_path) as server,
+        engines() as fleet,
+        relaying(table(server), fleet) as relay,
+        reading(table(server)) as replica,
+    ):
+        replica.add(fleet, replay=False)
+        fleet.serve(60)
+        assert replica.knows(fleet)
+        server.kill()
+        fleet.serve(20)
+        assert comes(lambda: replica.states() == {PodState.STALE})
+        assert replica.log
+        assert "no events come from the log EVENTS" in replica.log.problem
+        assert "nothing goes into the log EVENTS" in relay.feed.writer.problem
+        server.start()
+        assert relay.has(fleet.seqs())
+        assert replica.knows(fleet)
+        assert relay.feed.writer.problem == ""
+        assert stored(server)["messages"] == sum(fleet.seqs().values()) + len(fleet.models)
 
 
 def test_a_server_that_comes_back_with_an_older_stream_gets_the_rest_again(tmp_path: Path) -> None:
     folder, older = tmp_path / "now", tmp_path / "older"
-    with jetstream(folder) as server, engines(models=ONE) as fleet:
-        with relaying(table(server), fleet) as relay, reading(table(server)) as replica:
-            replica.add(fleet)
-            fleet.serve(10)
-            assert relay.has(fleet.seqs())
-            server.kill()
-            shutil.copytree(folder, older)
-            server.start()
-            fleet.serve(20)
-            assert relay.has(fleet.seqs())
-            assert replica.knows(fleet)
-            server.kill()
-            shutil.rmtree(folder)
-            shutil.copytree(older, folder)
-            server.start()
-            fleet.serve(1)
-            assert relay.has(fleet.seqs())
-            assert replica.knows(fleet)
-            with reading(table(server)) as late:
-                late.add(fleet, replay=False)
-                assert late.knows(fleet)
-                assert late.answers(fleet) == replica.answers(fleet)
+    with (
+        jetstream(folder) as server,
+        engines(models=ONE) as fleet,
+        relaying(table(server), fleet) as relay,
+        reading(table(server)) as replica,
+    ):
+        replica.add(fleet)
+        fleet.serve(10)
+        assert relay.has(fleet.seqs())
+        server.kill()
+        shutil.copytree(folder, older)
+        server.start()
+        fleet.serve(20)
+        assert relay.has(fleet.seqs())
+        assert replica.knows(fleet)
+        server.kill()
+        shutil.rmtree(folder)
+        shutil.copytree(older, folder)
+        server.start()
+        fleet.serve(1)
+        assert relay.has(fleet.seqs())
+        assert replica.knows(fleet)
+        with reading(table(server)) as late:
+            late.add(fleet, replay=False)
+            assert late.knows(fleet)
+            assert late.answers(fleet) == replica.answers(fleet)
 
 
 def test_a_relay_that_starts_again_goes_on_where_the_log_ends(tmp_path: Path) -> None:
@@ -116,57 +124,67 @@ def test_a_relay_that_starts_again_goes_on_where_the_log_ends(tmp_path: Path) ->
 
 @pytest.mark.parametrize("is_relayed", [True, False])
 def test_an_engine_that_starts_again_is_known_anew(tmp_path: Path, *, is_relayed: bool) -> None:
-    with jetstream(tmp_path) as server, engines(models=ONE) as fleet:
-        with reading(table(server)) as replica:
-            replica.add(fleet, replay=False)
-            with contextlib.ExitStack() as stack:
+    with (
+        jetstream(tmp_path) as server,
+        engines(models=ONE) as fleet,
+        reading(table(server)) as replica,
+    ):
+        replica.add(fleet, replay=False)
+        with contextlib.ExitStack() as stack:
+            relay = stack.enter_context(relaying(table(server), fleet))
+            fleet.serve(20)
+            assert replica.knows(fleet)
+            if not is_relayed:
+                stack.close()
+            fleet.restart(ONE[0])
+            fleet.serve(5)
+            if not is_relayed:
                 relay = stack.enter_context(relaying(table(server), fleet))
-                fleet.serve(20)
-                assert replica.knows(fleet)
-                if not is_relayed:
-                    stack.close()
-                fleet.restart(ONE[0])
-                fleet.serve(5)
-                if not is_relayed:
-                    relay = stack.enter_context(relaying(table(server), fleet))
-                assert relay.has(fleet.seqs())
-                assert replica.knows(fleet)
-                with reading() as live:
-                    live.add(fleet)
-                    assert live.knows(fleet)
-                    assert replica.answers(fleet) == live.answers(fleet)
-                with reading(table(server)) as late:  # The earlier process is not read at all.
-                    late.add(fleet, replay=False)
-                    assert late.knows(fleet)
-                    assert late.log
-                    assert late.log.counts["read"] == fleet.seqs()[ONE[0]] + 1
+            assert relay.has(fleet.seqs())
+            assert replica.knows(fleet)
+            with reading() as live:
+                live.add(fleet)
+                assert live.knows(fleet)
+                assert replica.answers(fleet) == live.answers(fleet)
+            with reading(table(server)) as late:  # The earlier process is not read at all.
+                late.add(fleet, replay=False)
+                assert late.knows(fleet)
+                assert late.log
+                assert late.log.counts["read"] == fleet.seqs()[ONE[0]] + 1
 
 
 def test_what_is_published_twice_is_stored_once(tmp_path: Path) -> None:
-    with jetstream(tmp_path) as server, engines(models=ONE) as fleet:
-        with relaying(table(server), fleet) as first, relaying(table(server), fleet) as second:
-            fleet.serve(20)
-            assert first.has(fleet.seqs())
-            assert second.has(fleet.seqs())
-            assert stored(server)["messages"] == fleet.seqs()[ONE[0]] + 1
-            assert first.counts["duplicate"] + second.counts["duplicate"] > 0
+    with (
+        jetstream(tmp_path) as server,
+        engines(models=ONE) as fleet,
+        relaying(table(server), fleet) as first,
+        relaying(table(server), fleet) as second,
+    ):
+        fleet.serve(20)
+        assert first.has(fleet.seqs())
+        assert second.has(fleet.seqs())
+        assert stored(server)["messages"] == fleet.seqs()[ONE[0]] + 1
+        assert first.counts["duplicate"] + second.counts["duplicate"] > 0
 
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_what_the_log_has_lost_is_asked_of_the_engine_or_leaves_bounds(
     tmp_path: Path, *, replay: bool
 ) -> None:
-    with jetstream(tmp_path) as server, engines(models=ONE) as fleet:
-        with relaying(table(server), fleet) as relay:
-            fleet.serve(30)
-            assert relay.has(fleet.seqs())
-            for lost in ("PURGE", {"seq": 4}), ("MSG.DELETE", {"seq": 9}):
-                assert tell(server, f"$JS.API.STREAM.{lost[0]}.{STREAM}", lost[1])["success"]
-            with reading(table(server)) as late:
-                late.add(fleet, replay=replay)
-                assert late.knows(fleet, PodState.EXACT if replay else PodState.DEGRADED)
-                fleet.serve(3)
-                assert late.knows(fleet, PodState.EXACT if replay else PodState.DEGRADED)
+    with (
+        jetstream(tmp_path) as server,
+        engines(models=ONE) as fleet,
+        relaying(table(server), fleet) as relay,
+    ):
+        fleet.serve(30)
+        assert relay.has(fleet.seqs())
+        for lost in ("PURGE", {"seq": 4}), ("MSG.DELETE", {"seq": 9}):
+            assert tell(server, f"$JS.API.STREAM.{lost[0]}.{STREAM}", lost[1])["success"]
+        with reading(table(server)) as late:
+            late.add(fleet, replay=replay)
+            assert late.knows(fleet, PodState.EXACT if replay else PodState.DEGRADED)
+            fleet.serve(3)
+            assert late.knows(fleet, PodState.EXACT if replay else PodState.DEGRADED)
 
 
 def test_a_tail_that_was_lost_is_asked_of_the_engine(tmp_path: Path) -> None:
@@ -199,15 +217,18 @@ def test_a_stream_that_is_full_is_counted_and_goes_on_when_it_is_not(tmp_path: P
 
 
 def test_a_stream_whose_limit_is_reached_drops_its_oldest(tmp_path: Path) -> None:
-    with jetstream(tmp_path) as server, engines(models=ONE) as fleet:
-        with relaying(table(server, log_bytes=1 << 20), fleet) as relay:
-            while stored(server)["first_seq"] < 2:
-                fleet.serve(100)
-                assert relay.has(fleet.seqs())
-            assert stored(server)["bytes"] <= 1 << 20
-            with reading(table(server)) as late:
-                late.add(fleet, replay=False)
-                assert late.knows(fleet, PodState.DEGRADED)
+    with (
+        jetstream(tmp_path) as server,
+        engines(models=ONE) as fleet,
+        relaying(table(server, log_bytes=1 << 20), fleet) as relay,
+    ):
+        while stored(server)["first_seq"] < 2:
+            fleet.serve(100)
+            assert relay.has(fleet.seqs())
+        assert stored(server)["bytes"] <= 1 << 20
+        with reading(table(server)) as late:
+            late.add(fleet, replay=False)
+            assert late.knows(fleet, PodState.DEGRADED)
 
 
 def test_messages_of_another_project_are_nobodys_batches(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from kvbraid.events.sequence import SequenceTracker
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.feeds.log_link import LogLink
 from kvbraid.service.feeds.rank_feed import RankFeed
-
 from kvbraid.service.shared.inbox import CAUGHT_UP, Inbox, LoggedBatch
 
 from tests.service.recording_sink import RecordingSink
@@ -186,7 +185,7 @@ class ReadingTheLog(RuleBasedStateMachine):
 
     @rule()
     def come_to_rest(self) -> None:
-        """It is exact if nothing was lost and the log has all; what the engine has lost stays so."""
+        """It is exact if nothing was lost and the log has all; what is lost stays so."""
         self.relay(1000, 0)
         self.connect()
         for _ in range(4):
@@ -210,3 +209,62 @@ class ReadingTheLog(RuleBasedStateMachine):
 
 TestReadingTheLog = ReadingTheLog.TestCase
 TestReadingTheLog.settings = settings(max_examples=80, stateful_step_count=25)
+
+
+def machine() -> ReadingTheLog:
+    made = ReadingTheLog()
+    made.start(1000, replay=True)
+    return made
+
+
+def come_to_know(made: ReadingTheLog) -> PodState:
+    """Read the log, let the engine answer whatever is asked, and check the invariant."""
+    made.connect()
+    for _ in range(3):
+        made.bring(1000)
+        while made.answers is not None:
+            made.answer(fails=False)
+    made.exact_is_what_one_process_has_published()
+    return made.feed.tracker.state
+
+
+def test_an_engine_that_has_started_again_since_the_log_ended_is_another_one() -> None:
+    """Its numbers would go on where the log ends."""
+    made = machine()
+    made.publish(1)
+    made.relay(1, 0)
+    made.restart_the_engine(4)
+    assert come_to_know(made) is PodState.EXACT
+    assert made.sink.rank(POD).batches == made.lives[-1]
+
+
+def test_an_engine_that_has_started_again_does_not_fill_a_hole_of_the_log() -> None:
+    made = machine()
+    made.publish(6)
+    made.relay(6, 0)
+    del made.log.stored[1:4]
+    made.restart_the_engine(4)
+    come_to_know(made)
+    assert made.sink.rank(POD).batches == made.lives[-1]
+
+
+def test_the_log_of_an_earlier_process_is_left_out_until_it_tells_of_the_next() -> None:
+    made = machine()
+    made.publish(3)
+    made.relay(2, 0)
+    made.restart_the_engine(4)
+    assert come_to_know(made) is PodState.EXACT
+    made.log.stored.append(("start 1000", 2, made.lives[0][2]))  # The relay is late.
+    assert come_to_know(made) is PodState.EXACT
+    assert made.sink.rank(POD).batches == made.lives[-1]
+    made.relay(9, 0)
+    assert come_to_know(made) is PodState.EXACT
+    assert made.sink.rank(POD).batches == made.lives[-1]
+
+
+def test_two_relays_of_different_starts_in_turn_end() -> None:
+    made = machine()
+    made.publish(6)
+    for seq, batch in enumerate(made.lives[-1]):
+        made.log.stored += [("start 1000", seq, batch), ("start 1001", seq, batch)]
+    assert come_to_know(made) is PodState.EXACT
