@@ -250,11 +250,12 @@ def test_an_engine_that_has_started_again_does_not_fill_a_hole_of_the_log() -> N
 
 def test_the_log_of_an_earlier_process_is_left_out_until_it_tells_of_the_next() -> None:
     made = machine()
-    made.publish(3)
+    made.publish(6)
     made.relay(2, 0)
     made.restart_the_engine(4)
     assert come_to_know(made) is PodState.EXACT
-    made.log.stored.append(("start 1000", 2, made.lives[0][2]))  # The relay is late.
+    late = [("start 1000", seq, made.lives[0][seq]) for seq in range(2, 6)]
+    made.log.stored += late
     assert come_to_know(made) is PodState.EXACT
     assert made.sink.rank(POD).batches == made.lives[-1]
     made.relay(9, 0)
