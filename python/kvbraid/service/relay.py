@@ -32,7 +32,7 @@ FIRST_S: Final = 1.0
 _NOT_INDEXED: Final = "relayed, and not indexed here"
 
 
-class _Stored(NamedTuple):
+class _RelayedBatch(NamedTuple):
     """What is said of a batch that was taken: nobody has looked into it."""
 
     cleared: int = 0
@@ -48,9 +48,9 @@ class RelaySink:
 
     def apply_many(
         self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
-    ) -> Sequence[_Stored]:
+    ) -> Sequence[_RelayedBatch]:
         """Have batches stored; none of them if the log has no room in time."""
-        return [_Stored()] * self._log.take(pod, dp_rank, payloads, budget_s)
+        return [_RelayedBatch()] * self._log.take(pod, dp_rank, payloads, budget_s)
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Let a new start begin."""
