@@ -53,6 +53,8 @@ FOUND: Final = os.environ.get("KVBRAID_NATS_SERVER") or shutil.which(
     "nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin"
 )
 _STREAMS: Final = count()
+_OPEN: Final[list[Connection]] = []
+"""What the engines live by: they end with it."""
 
 
 def payload(pod: int, number: int) -> bytes:
@@ -89,6 +91,7 @@ def engines() -> list[PodFeed]:
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     context.Process(target=publish, args=(theirs,), daemon=True).start()
+    _OPEN.append(ours)
     return [PodFeed(*at) for at in ours.recv()]
 
 
@@ -126,7 +129,7 @@ def wait(is_so: Callable[[], bool]) -> None:
 def new_table(url: str) -> SharedTable:
     """A stream that nobody has used."""
     name = f"S{next(_STREAMS)}"
-    return SharedTable(url=url, fleet=name, log=name, log_bytes=1 << 34)
+    return SharedTable(url=url, fleet=name, log=name, log_bytes=1 << 30)
 
 
 def add_pods(index: FleetIndex, feed: Subscriber) -> None:

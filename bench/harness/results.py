@@ -35,6 +35,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
         *_INDEX,
         "python/kvbraid/integrations/replicas",
         "python/kvbraid/policy",
+        "python/kvbraid/service/shared",
         "python/kvbraid/sim/routing",
     ),
     "cache": _CACHE,
