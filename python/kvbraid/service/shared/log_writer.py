@@ -40,6 +40,7 @@ MOST_BYTES: Final = 8 << 20
 ACK_S: Final = 5.0
 """In which the stream must have acknowledged a batch."""
 
+_BEGIN: Final = Settled(-1, None, -1, False, "the log has nothing")
 _LOOK_S: Final = 0.5
 _FETCH_S: Final = 2.0
 
@@ -136,14 +137,15 @@ class LogWriter:
             return Settled(relayed.last.seq, relayed.digest, -1, True, "")
 
     def fetch(self, pod: PodId, num_ranks: int) -> list[Settled]:
-        """Return how far the log has each rank of a pod; none unless it has all, and is there."""
+        """Return how far the log has each rank of a pod; nothing if it does not say so in time."""
         ranks = [self._rank(pod, rank) for rank in range(num_ranks)]
         if self._loop is not None and self._is_connected:
             fetching = asyncio.run_coroutine_threadsafe(self._look(ranks), self._loop)
             with contextlib.suppress(LateError, NoServerError, StreamError):
                 fetching.result(_FETCH_S)
-        found = [self.progress(pod, rank) for rank in range(num_ranks)]
-        return [each for each in found if each] if all(found) else []
+        if not all(rank.is_known for rank in ranks):
+            return []  # They begin again when it says so.
+        return [self.progress(pod, rank) or _BEGIN for rank in range(num_ranks)]
 
     def is_there(self, within_s: float) -> bool:
         """Wait for the log, and return whether it is there in time."""
