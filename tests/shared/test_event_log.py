@@ -8,9 +8,14 @@ import httpx
 import pytest
 from kvbraid.events.digest import digests_under
 from kvbraid.events.sequence import Settled
+from kvbraid.fleet import FleetIndex
+from kvbraid.fleet.index import IndexOptions
 from kvbraid.ids import PodId, PodState
+from kvbraid.service.feeds.rank_feed import PodFeed
+from kvbraid.service.relay import RelaySubscriber
+from kvbraid.service.shared.threads import on_thread
 
-from tests.service.engines import LOOPBACK, open_publisher
+from tests.service.engines import LOOPBACK, consecutive_ports, open_publisher
 from tests.service.serving import serving, until
 from tests.service.stores import stored as blocks
 from tests.shared.logs import (
@@ -369,3 +374,31 @@ def test_the_configuration_of_deploy_lets_a_relay_write_and_a_replica_read(tmp_p
                 assert comes(lambda: says(url, "kvbraid_log_ok 0.0"))  # noqa: B023 - at once
                 answer = httpx.get(f"{url}/readyz")
                 assert (answer.status_code, told in answer.json()["detail"]) == (200, True)
+
+
+def test_a_rank_without_a_log_leaves_the_start_of_another_one_to_its_engine(
+    tmp_path: Path,
+) -> None:
+    port, replay_port = consecutive_ports(2), consecutive_ports(4) + 2
+    feed = PodFeed(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}", dp_size=2)
+    with jetstream(tmp_path) as server:
+        ids = []
+        for life in range(2):
+            with open_publisher(
+                f"tcp://127.0.0.1:{port + 1}", replay_endpoint=f"tcp://127.0.0.1:{replay_port + 1}"
+            ) as engine:
+                for number in range(3 + life):
+                    engine.publish(blocks(1 + 100 * life + number, 1))
+                index = FleetIndex(IndexOptions())
+                relay = RelaySubscriber(index, table(server))
+                with on_thread("relay", relay.writer.run, lambda: None), relay:
+                    assert relay.writer.is_there(5)
+                    index.register(PodId("p"), model="m", dp_size=2)
+                    relay.add(PodId("p"), feed)
+                    assert comes(lambda: relay.writer.counts["stored"] == 3 + life)  # noqa: B023
+                    assert relay.writer.counts["duplicate"] == 0
+                    ids.append(relay.writer._ranks[PodId("p"), 1].last)
+        first, second = ids
+        assert first
+        assert second
+        assert (first.start != second.start, first.seq, second.seq) == (True, 2, 3)

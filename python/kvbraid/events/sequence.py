@@ -25,6 +25,7 @@ from kvbraid.events.held import HeldBatches
 from kvbraid.ids import PodState
 
 _NOT_CONNECTED: Final = "not connected"
+_UNTOLD: Final = "reconnected, and no replay told what was missed"
 
 
 class Deliver(NamedTuple):
@@ -123,6 +124,8 @@ class SequenceTracker:
 
     Attributes:
         last: The highest settled number (delivered or lost), -1 before the first.
+        is_strict: Deliver nothing of an engine before it has shown that it is the same. Else it
+            is delivered and a Reset follows, which a copy for others could not take back.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class SequenceTracker:
     ) -> None:
         self.counts = SequenceCounts()
         self.last = -1
+        self.is_strict = False
         self._hold_limit_bytes = hold_limit_bytes
         self._remembered = remembered
         self._digest_of, self._digests_of = digests.of, digests.of_each
@@ -323,6 +327,8 @@ class SequenceTracker:
         self._is_changed = True
 
     def _start_replay(self, start: int, until: int | None = None) -> None:
+        if self.is_strict and self._proof is not None:
+            start = min(start, self._proof.seq)  # So the proof comes first.
         self._ask = _Ask(start, until)
         self.counts.replays += 1
         self._out.append(AskReplay(start))
@@ -406,6 +412,11 @@ class SequenceTracker:
 
     def _settle(self, *, may_ask: bool) -> None:
         """The replay is through: deliver what was held; ask for, or give up, what is missing."""
+        if self.is_strict and self._proof is not None:
+            if may_ask:
+                self._restart()
+                return
+            self._lose(None, _UNTOLD)
         while self._held or self._seen > self.last:
             self._release()
             lowest = self._held.lowest()
@@ -437,7 +448,7 @@ class SequenceTracker:
             self._ask = None
             self._enter(Phase.LIVE)
         elif not may_ask:
-            self._lose(None, "reconnected, and no replay told what was missed")
+            self._lose(None, _UNTOLD)
             self._confirm(may_ask=False)
         elif self._ask.start != self._proof.seq:
             self._start_replay(self._proof.seq)
@@ -514,7 +525,7 @@ def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
     if t._proof is not None and seq == t._proof.seq:
         same = t._proof.digest == t._digest_of(payload)
         t._proof = None
-    if same is False:
+    if same is False or (t.is_strict and t._proof is not None and seq > t._proof.seq):
         t._restart()
     elif seq <= t.last or same:
         t.counts.duplicates += 1
@@ -531,6 +542,9 @@ def _take_polled(t: SequenceTracker, seq: int, payload: bytes) -> None:
     """A silent engine had more: from now on this is a replay like any other."""
     if seq > t.last:
         t._need_proof()
+        if t.is_strict and t._proof is not None:
+            t._start_replay(t._proof.seq)
+            return
         t._enter(Phase.REPLAYING)
     _take(t, seq, payload)
 

@@ -78,6 +78,7 @@ class RelayedFeed(RankFeed):
 
     def __init__(self, *arguments: Any, log: LogWriter, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*arguments, **options)
+        self.tracker.is_strict = True
         self._log = log
         log.wake_with(self.pod, self.rank, lambda: self._owner.hand_in(self))
 

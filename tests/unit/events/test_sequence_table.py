@@ -486,3 +486,24 @@ def test_a_copy_with_a_hole_asks_the_engine_which_must_know_what_comes_after_it(
     tracker.ran_out()
     assert delivered(replay(tracker, 0, 1, 2)) == [0, 1, 2]
     assert state(tracker) is PodState.EXACT
+
+
+def test_a_strict_tracker_delivers_nothing_before_the_engine_is_known_to_be_the_same() -> None:
+    tracker = live_at(2)
+    tracker.is_strict = True
+    tracker.disconnected()
+    assert AskReplay(2) in tracker.connected()
+    assert delivered(replay(tracker, 2, 3)) == [3]
+    tracker.disconnected()
+    tracker.connected()
+    assert delivered(tracker.replayed(4, payload(4, "b"))) == []
+    assert tracker.counts.restarts == 1
+
+
+def test_a_strict_tracker_asks_again_if_a_poll_brings_news() -> None:
+    tracker = live_at(2)
+    tracker.is_strict = True
+    tracker.silence()
+    assert kinds(tracker.replayed(3, payload(3))) == ["AskReplay", "SetState"]
+    assert delivered(replay(tracker, 2, 3)) == [3]
+    assert state(tracker) is PodState.EXACT
