@@ -83,7 +83,7 @@ def route(config: Path | None, **flags: _Flag) -> None:
 @click.command()
 @_server
 def relay(config: Path | None, **flags: _Flag) -> None:
-    """Write what engines publish to the log of events, from which replicas read it.
+    """Write what engines publish to a log of events, for replicas.
 
     It follows the pods of a fleet.toml whose shared.log names a stream (docs/replicas.md). Run one
     for each pod, beside the engines. What it answers over HTTP is how it goes, and of pods bounds.
