@@ -37,6 +37,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
         "python/kvbraid/policy",
         "python/kvbraid/service/http",
         "python/kvbraid/service/shards",
+        "python/kvbraid/service/shared",
         "python/kvbraid/sim/routing",
     ),
     "cache": _CACHE,

@@ -116,6 +116,15 @@ class OtherServer:
     counts: Final = {"connected": 1}
 
 
+class OtherLog:
+    """A log of events that is there."""
+
+    problem = ""
+    counts: Final = {"read": 1}
+    server: Final = OtherServer()
+    waiting_bytes = 0
+
+
 @pytest.fixture
 def metrics(tmp_path: Path) -> str:
     """What a server that has followed, refused and answered something exports."""
@@ -124,6 +133,7 @@ def metrics(tmp_path: Path) -> str:
     service.shared = SharedState("a", OtherServer(), {"taken": 1})
     service.front = Front(SharedTable(shards=["http://127.0.0.1:9"]), None)
     service.front.close()
+    service.log = OtherLog()
     connection_limits = ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
     asked = PickRequest(

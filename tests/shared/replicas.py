@@ -36,11 +36,14 @@ PODS: Final = ("pod-0", "pod-1")
 class Nats:
     """A server on a port of its own, which may be stopped, killed and started again."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             self.port = found.getsockname()[1]
         self.url = f"nats://127.0.0.1:{self.port}"
         self._arguments = arguments
+        self._cwd = cwd
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -48,7 +51,10 @@ class Nats:
         assert NATS is not None
         where = ("--addr", "127.0.0.1", "--port", str(self.port))
         self._process = subprocess.Popen(
-            [NATS, *self._arguments, *where], env=self._env, stderr=subprocess.DEVNULL
+            [NATS, *self._arguments, *where],
+            env=self._env,
+            cwd=self._cwd,
+            stderr=subprocess.DEVNULL,
         )
         assert until(self._listens, bool)
 
@@ -69,9 +75,11 @@ class Nats:
 
 
 @contextlib.contextmanager
-def nats(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Nats]:
+def nats(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[Nats]:
     """Run a server for a block."""
-    server = Nats(*arguments, env=env)
+    server = Nats(*arguments, env=env, cwd=cwd)
     try:
         server.start()
         yield server

@@ -8,7 +8,7 @@ import pytest
 from tests.shared.replicas import CONFIG, NATS, PODS, Nats, Replica, comes, nats, replicas
 
 pytestmark = pytest.mark.skipif(NATS is None, reason="needs nats-server")
-PASSWORD = {"KVBRAID_LOAD_PASSWORD": "a-secret"}
+PASSWORD = {"KVBRAID_LOAD_PASSWORD": "a-secret", "KVBRAID_RELAY_PASSWORD": "b"}
 
 
 def test_two_replicas_know_what_the_other_has_booked() -> None:
@@ -92,7 +92,7 @@ def test_the_configuration_of_deploy_lets_replicas_in_and_nobody_else(tmp_path: 
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("a-secret\n")
     wrong.write_text("another\n")
-    with nats("--config", str(CONFIG), env=PASSWORD) as server:
+    with nats("--config", str(CONFIG), env=PASSWORD, cwd=tmp_path) as server:
         a, b = (
             Replica(server.url, name, user="replica", password_file=str(right)) for name in "ab"
         )

@@ -11,7 +11,7 @@ In reading order:
     config    `kvbraid check-config` and `kvbraid new-key`
     fleet     `kvbraid fleet`
     recovery  `kvbraid recover`
-    servers   `kvbraid serve`, `kvbraid route` and `kvbraid pick-serve`
+    servers   `kvbraid serve`, `kvbraid route`, `kvbraid pick-serve` and `kvbraid relay`
     tier      `kvbraid tier`
 
 The other commands are here.
@@ -33,7 +33,7 @@ from kvbraid.cli.fleet import fleet
 from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import SETTING, TEXT, Command, Secret
 from kvbraid.cli.recovery import recover
-from kvbraid.cli.servers import pick_serve, route, serve
+from kvbraid.cli.servers import pick_serve, relay, route, serve
 from kvbraid.cli.tier import tier
 from kvbraid.errors import KvbraidError, one_line
 
@@ -82,6 +82,7 @@ cli.add_command(new_key)
 cli.add_command(pick_serve)
 cli.add_command(plan)
 cli.add_command(recover)
+cli.add_command(relay)
 cli.add_command(route)
 cli.add_command(serve)
 cli.add_command(tier)

@@ -1,4 +1,4 @@
-"""The commands that serve until a signal: `kvbraid serve`, `route` and `pick-serve`."""
+"""The commands that serve until a signal: `kvbraid serve`, `route`, `pick-serve`, `relay`."""
 
 import signal
 from pathlib import Path
@@ -82,6 +82,20 @@ def route(config: Path | None, **flags: _Flag) -> None:
     from kvbraid.gateway.route import route
 
     route(_configured(config, flags), announce=_announce)
+
+
+@click.command()
+@_server
+def relay(config: Path | None, **flags: _Flag) -> None:
+    """Write what engines publish to a log of events, for replicas.
+
+    It follows the pods of a fleet.toml whose shared.log names a stream (docs/replicas.md). Run one
+    for each pod, beside the engines. What it answers over HTTP is how it goes, and of pods bounds.
+    """
+    require_extra("nats", "kvbraid relay")
+    from kvbraid.service.relay import relay
+
+    relay(_configured(config, flags), announce=_announce)
 
 
 @click.command("pick-serve")

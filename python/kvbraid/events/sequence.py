@@ -25,6 +25,7 @@ from kvbraid.events.held import HeldBatches
 from kvbraid.ids import PodState
 
 _NOT_CONNECTED: Final = "not connected"
+_UNTOLD: Final = "reconnected, and no replay told what was missed"
 
 
 class Deliver(NamedTuple):
@@ -123,6 +124,8 @@ class SequenceTracker:
 
     Attributes:
         last: The highest settled number (delivered or lost), -1 before the first.
+        is_strict: Deliver nothing of an engine before it has shown that it is the same. Else it
+            is delivered and a Reset follows, which a copy for others could not take back.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class SequenceTracker:
     ) -> None:
         self.counts = SequenceCounts()
         self.last = -1
+        self.is_strict = False
         self._hold_limit_bytes = hold_limit_bytes
         self._remembered = remembered
         self._digest_of, self._digests_of = digests.of, digests.of_each
@@ -232,6 +236,32 @@ class SequenceTracker:
             self._mark_complete()
         return self._take_out()
 
+    def restarted(self) -> list[Effect]:
+        """The caller knows that the engine has restarted, whatever its numbers say."""
+        self._restart()
+        return self._take_out()
+
+    def ran_out(self) -> list[Effect]:
+        """A copy of what the engine has published ends: only the engine itself may have more.
+
+        The engine must show a batch of the copy before anything of it counts, because it may have
+        restarted since. If nothing is known to be missing, it is only polled.
+        """
+        if self._phase is Phase.REPLAYING:
+            self._release()
+            lowest = self._held.lowest()
+            if lowest is not None:
+                self._need_proof_of_held(lowest)
+                self._start_replay(self.last + 1, lowest)
+            elif self._seen > self.last:
+                self._need_proof()
+                self._start_replay(self.last + 1, self._seen + 1)
+            elif self._proof is not None:
+                self._start_replay(self._proof.seq)
+            else:
+                _poll(self)
+        return self._take_out()
+
     def failed(self, why: str) -> list[Effect]:
         """What was delivered may be incomplete: know nothing, as before a connection."""
         self._known_to = max(self._known_to, self.last)
@@ -297,6 +327,8 @@ class SequenceTracker:
         self._is_changed = True
 
     def _start_replay(self, start: int, until: int | None = None) -> None:
+        if self.is_strict and self._proof is not None:
+            start = min(start, self._proof.seq)  # So the proof comes first.
         self._ask = _Ask(start, until)
         self.counts.replays += 1
         self._out.append(AskReplay(start))
@@ -306,6 +338,11 @@ class SequenceTracker:
         """From this number on, answers may be another engine's; the earliest doubt counts."""
         if self._proof is None and self._last_digest is not None:
             self._proof = _Proof(self.last, self._last_digest)
+
+    def _need_proof_of_held(self, seq: int) -> None:
+        """Likewise, of a batch that is held: the engine must know it."""
+        if self._proof is None:
+            self._proof = _Proof(seq, self._digest_of(self._held[seq]))
 
     def _mark_complete(self) -> None:
         self._is_complete = True
@@ -375,6 +412,11 @@ class SequenceTracker:
 
     def _settle(self, *, may_ask: bool) -> None:
         """The replay is through: deliver what was held; ask for, or give up, what is missing."""
+        if self.is_strict and self._proof is not None:
+            if may_ask:
+                self._restart()
+                return
+            self._lose(None, _UNTOLD)
         while self._held or self._seen > self.last:
             self._release()
             lowest = self._held.lowest()
@@ -406,7 +448,7 @@ class SequenceTracker:
             self._ask = None
             self._enter(Phase.LIVE)
         elif not may_ask:
-            self._lose(None, "reconnected, and no replay told what was missed")
+            self._lose(None, _UNTOLD)
             self._confirm(may_ask=False)
         elif self._ask.start != self._proof.seq:
             self._start_replay(self._proof.seq)
@@ -483,7 +525,7 @@ def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
     if t._proof is not None and seq == t._proof.seq:
         same = t._proof.digest == t._digest_of(payload)
         t._proof = None
-    if same is False:
+    if same is False or (t.is_strict and t._proof is not None and seq > t._proof.seq):
         t._restart()
     elif seq <= t.last or same:
         t.counts.duplicates += 1
@@ -500,6 +542,9 @@ def _take_polled(t: SequenceTracker, seq: int, payload: bytes) -> None:
     """A silent engine had more: from now on this is a replay like any other."""
     if seq > t.last:
         t._need_proof()
+        if t.is_strict and t._proof is not None:
+            t._start_replay(t._proof.seq)
+            return
         t._enter(Phase.REPLAYING)
     _take(t, seq, payload)
 

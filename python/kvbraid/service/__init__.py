@@ -35,10 +35,10 @@ Two wings that do not know each other, on one common ground. In reading order:
     snapshots   what the index knows of each pod, in files, or from a running `neighbour`
     event_sources   pods that are asked where they publish
     sharding    which shard a pod is of; `shards/` asks several servers that index a fleet together
-    shared/     what replicas tell each other, over a server of messages
+    shared/     what replicas tell each other, and the log of events, over a server of messages
     feeds/      events of engines come in: Subscriber, PodFeed, Publisher
     http/       requests of gateways come in: run_server, Application, Client
-    serve       `kvbraid serve`: both wings put together
+    serve       `kvbraid serve`: both wings put together; `relay` writes what comes in to the log
 
 It comes with the extra `serve`.
 """

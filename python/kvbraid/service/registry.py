@@ -27,7 +27,7 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
-from kvbraid.service.replicas import SharedState
+from kvbraid.service.replicas import EventLogState, SharedState
 from kvbraid.service.sharding import Shard, shard_of
 from kvbraid.service.shards.answering import Questions
 from kvbraid.service.shards.front import Front, other_shard
@@ -52,6 +52,7 @@ class Service:
         shard: Which pods are indexed here; None: all of them. Set before the first is registered.
         front: What is there in place of an index, if shards are asked; else None.
         questions: Answers those of fronts.
+        log: The log of events that is read or written, if there is one.
     """
 
     def __init__(  # noqa: PLR0913 - what it is put together from
@@ -74,6 +75,7 @@ class Service:
         self.shard: Shard | None = None
         self.front = index if isinstance(index, Front) else None
         self.questions = Questions(index)
+        self.log: EventLogState | None = None
         self.limits = limits or Limits()
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic

@@ -17,6 +17,7 @@ from kvbraid.errors import InvalidValueError, shortened
 from kvbraid.service.sharding import MOST_SHARDS, Shard
 
 _ReplicaName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+_StreamName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,63}$")]
 _URL: Final = re.compile(
     r"(?:nats|tls)://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::\d+)?"
 )
@@ -53,6 +54,9 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     With `shard`, "2/3" for one, this process indexes the pods of that shard alone. With `shards`,
     the addresses of all of them in order, it indexes nothing and asks them; it presents
     `shard_key`, and waits `shard_answer_s` for an answer.
+    `log` is a stream of JetStream: `kvbraid relay` writes events to it as `relay_user`, and
+    replicas read them there in place of the engines. A relay that makes the stream bounds it by
+    `log_bytes` and `log_age_s`.
     """
 
     url: str | None = None
@@ -65,6 +69,11 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     shards: Annotated[list[str], Meta(max_length=MOST_SHARDS)] = []
     shard_key: Annotated[str, Meta(min_length=1)] | None = None
     shard_answer_s: Annotated[float, Meta(gt=0, le=10)] = 0.05
+    log: _StreamName | None = None
+    log_bytes: Annotated[int, Meta(ge=1 << 20, le=(1 << 63) - 1)] = 1 << 30
+    log_age_s: Annotated[float, Meta(ge=1, le=1e8)] = 3600.0
+    relay_user: str | None = None
+    relay_password_file: str | None = None
     every_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
     replay_spread_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
 
@@ -88,6 +97,30 @@ class SharedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def name(self) -> str:
         """The name of this replica."""
         return self.replica or _sound(socket.gethostname())
+
+
+class EventLogState(Protocol):
+    """What a service shows of its log of events, which it reads or writes."""
+
+    @property
+    def problem(self) -> str:
+        """Why no events come from it, or go into it; empty if they do."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What has become of batches."""
+        ...
+
+    @property
+    def server(self) -> Server:
+        """The server that has it."""
+        ...
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait to be applied, or to be acknowledged."""
+        ...
 
 
 @dataclass(slots=True)
@@ -132,9 +165,10 @@ def check_shared(table: SharedTable, folder: Path) -> SharedTable:
         raise InvalidValueError(f"shared.url = {shortened(url)}; {remedy}")
     elif table.ca is not None and not url.startswith("tls:"):
         raise InvalidValueError("shared.ca is given, but no certificate is asked of nats://")
-    elif (table.user is None) != (table.password_file is None):
-        raise InvalidValueError("shared: give user and password_file, or neither of them")
-    paths = {key: getattr(table, key) for key in ("password_file", "ca")}
+    for user, password in (("user", "password_file"), ("relay_user", "relay_password_file")):
+        if (getattr(table, user) is None) != (getattr(table, password) is None):
+            raise InvalidValueError(f"shared: give {user} and {password}, or neither of them")
+    paths = {key: getattr(table, key) for key in ("password_file", "relay_password_file", "ca")}
     inside = {key: path and str(folder / path) for key, path in paths.items()}
     return msgspec.structs.replace(table, **inside)
 

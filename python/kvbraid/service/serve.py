@@ -18,6 +18,7 @@ from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
 from kvbraid.service.shards.front import Front, NoFeed
+from kvbraid.service.shared.log_reader import LogReader
 from kvbraid.service.snapshots import Snapshots, read_secret
 
 
@@ -30,8 +31,11 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     end_process()
 
 
-def new_service(config: FleetConfig) -> Service:
-    """Make the service of a configuration; nothing of it runs yet, and lines are logged."""
+def new_service(config: FleetConfig, new_feed: Callable[..., Subscriber] = Subscriber) -> Service:
+    """Make the service of a configuration; nothing of it runs yet, and lines are logged.
+
+    `new_feed` makes what follows pods, from the index and the options of a `Subscriber`.
+    """
     configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
     if config.shared.shards:
@@ -41,7 +45,7 @@ def new_service(config: FleetConfig) -> Service:
     secret = None if folder is None else read_secret(folder, shared)
     index = FleetIndex(replace(index_options(config), secret=secret))
     spread_s = 0.0 if config.shared.url is None else config.shared.replay_spread_s
-    feed = Subscriber(index, silence_s=config.server.silence_s, replay_spread_s=spread_s)
+    feed = new_feed(index, silence_s=config.server.silence_s, replay_spread_s=spread_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
     service = Service(
         index,
@@ -53,6 +57,8 @@ def new_service(config: FleetConfig) -> Service:
         in_force=InForce(config),
     )
     service.shard = config.shared.own_shard
+    if config.shared.log is not None and new_feed is Subscriber:
+        feed.log = service.log = LogReader(config.shared)
     if folder is not None and secret is not None:
         feed.digests = digests_under(secret)
         service.snapshots = Snapshots(

@@ -44,19 +44,25 @@ class Link(RuleBasedStateMachine):
         buffer_batches=st.sampled_from([1, 3, 1000]),
         remembered=st.sampled_from([2, 1000]),
         hold_limit_bytes=st.sampled_from([2 * OVERHEAD_BYTES + 20, 1 << 20]),
+        is_strict=st.booleans(),
     )
-    def start(self, buffer_batches: int, remembered: int, hold_limit_bytes: int) -> None:
+    def start(
+        self, buffer_batches: int, remembered: int, hold_limit_bytes: int, *, is_strict: bool
+    ) -> None:
         self.engine = Engine(buffer_batches)
         self.renew = partial(
             SequenceTracker, hold_limit_bytes=hold_limit_bytes, remembered=remembered
         )
+        self.is_strict = is_strict
         self.tracker = self.renew()
+        self.tracker.is_strict = is_strict
         self.is_ample = buffer_batches == 1000
         self.is_up = False
         self.live: deque[tuple[int, bytes]] = deque()
         self.answers: list[tuple[int, bytes]] | None = None
         self.known: list[tuple[int, bytes]] = []  # Delivered since the last Reset or clear.
         self.has_lost = False
+        self.lives: set[bytes] = set()  # Of what was delivered since the last Reset or loss.
 
     def carry_out(self, out: list[Effect]) -> None:
         cleared = None
@@ -67,15 +73,19 @@ class Link(RuleBasedStateMachine):
                         self.known.clear()
                         cleared = seq
                     self.known.append((seq, payload))
+                    self.lives.add(payload.split()[1].split(b".")[0])
                 case AskReplay(start):
                     self.answers = [batch for batch in self.engine.buffer if batch[0] >= start]
                 case Reset():
                     self.known.clear()
+                    self.lives.clear()
                 case Lose():
                     self.has_lost = True
+                    self.lives.clear()
         if cleared is not None:
             self.carry_out(self.tracker.cleared(cleared))
         self.tracker.check_integrity()
+        assert not self.is_strict or len(self.lives) <= 1
 
     @rule(fates=st.lists(st.sampled_from(["sent"] * 4 + ["lost", "twice", "clear"]), max_size=4))
     def publish(self, *, fates: list[str]) -> None:
@@ -159,6 +169,7 @@ class Link(RuleBasedStateMachine):
         if progress is not None:
             self.disconnect()
             self.tracker = self.renew()
+            self.tracker.is_strict = self.is_strict
             self.tracker.go_on(progress)
             self.tracker.check_integrity()
 

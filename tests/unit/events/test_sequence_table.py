@@ -442,3 +442,68 @@ def test_digests_under_one_secret_are_the_same_in_another_process() -> None:
     one, same, other = (digests_under(bytes([number]) * 32) for number in (1, 1, 2))
     assert one.of(b"batch") == same.of(b"batch") != other.of(b"batch")
     assert one.of_each([b"batch"]) == [one.of(b"batch")]
+
+
+def test_a_restart_that_the_caller_knows_of_forgets_and_asks_from_the_beginning() -> None:
+    tracker = live_at(3)
+    assert kinds(tracker.restarted()) == ["Reset", "AskReplay", "SetState"]
+    assert delivered(replay(tracker, 0, 1, life="b")) == [0, 1]
+    assert state(tracker) is PodState.EXACT
+
+
+def test_a_copy_that_ends_leaves_an_exact_rank_that_polls_the_engine() -> None:
+    tracker = SequenceTracker()
+    tracker.connected()
+    for seq in range(3):
+        tracker.replayed(seq, payload(seq))
+    assert AskReplay(3) in tracker.ran_out()
+    assert state(tracker) is PodState.EXACT
+    tracker.replay_failed()
+    assert state(tracker) is PodState.EXACT
+
+
+def test_a_copy_that_ends_before_the_engine_asks_it_for_a_batch_that_both_know() -> None:
+    tracker = SequenceTracker()
+    tracker.connected()
+    tracker.replayed(0, payload(0))
+    tracker.ran_out()
+    assert AskReplay(0) in replay(tracker, 1, 2)
+    replay(tracker, 0, life="b")
+    assert tracker.counts.restarts == 1
+
+
+def test_a_copy_with_a_hole_asks_the_engine_which_must_know_what_comes_after_it() -> None:
+    tracker = SequenceTracker()
+    tracker.connected()
+    for seq in (2, 3):
+        tracker.replayed(seq, payload(seq))
+    assert AskReplay(0) in tracker.ran_out()
+    assert AskReplay(2) in replay(tracker, 0, 1, life="b")
+    assert "Reset" in kinds(tracker.replay_ended())
+    tracker = SequenceTracker()
+    tracker.connected()
+    tracker.replayed(2, payload(2))
+    tracker.ran_out()
+    assert delivered(replay(tracker, 0, 1, 2)) == [0, 1, 2]
+    assert state(tracker) is PodState.EXACT
+
+
+def test_a_strict_tracker_delivers_nothing_before_the_engine_is_known_to_be_the_same() -> None:
+    tracker = live_at(2)
+    tracker.is_strict = True
+    tracker.disconnected()
+    assert AskReplay(2) in tracker.connected()
+    assert delivered(replay(tracker, 2, 3)) == [3]
+    tracker.disconnected()
+    tracker.connected()
+    assert delivered(tracker.replayed(4, payload(4, "b"))) == []
+    assert tracker.counts.restarts == 1
+
+
+def test_a_strict_tracker_asks_again_if_a_poll_brings_news() -> None:
+    tracker = live_at(2)
+    tracker.is_strict = True
+    tracker.silence()
+    assert kinds(tracker.replayed(3, payload(3))) == ["AskReplay", "SetState"]
+    assert delivered(replay(tracker, 2, 3)) == [3]
+    assert state(tracker) is PodState.EXACT

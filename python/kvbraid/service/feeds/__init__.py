@@ -9,6 +9,7 @@ In reading order:
     link             a subscription to one address: its socket, and whose messages come
     connected_link   the link to the one rank that binds an address
     bound_link       the link at an address that engines connect to
+    log_link         the log of events in place of a socket
     replay           one question for lost messages, and its answers
     zmq_environment  what all links and replays of one subscriber share
     reactor          waits on many sockets

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.events.digest import RANDOM, Digests
@@ -22,10 +22,13 @@ from kvbraid.service.feeds.bound_link import BoundLink
 from kvbraid.service.feeds.connected_link import ConnectedLink
 from kvbraid.service.feeds.endpoints import check_connects, rank_endpoint, subscriber_binds
 from kvbraid.service.feeds.link import Link
-from kvbraid.service.feeds.rank_feed import FeedConfig, RankFeed, Sink
+from kvbraid.service.feeds.log_link import LogLink
+from kvbraid.service.feeds.rank_feed import FeedConfig, NewFeed, RankFeed, Sink
 from kvbraid.service.feeds.replay import Replay
 from kvbraid.service.feeds.zmq_environment import ZmqEnvironment
+from kvbraid.service.shared.inbox import LogSource
 
+_AnyLink: TypeAlias = Link | LogLink
 _CALM_S: Final = 60.0  # A feed that has not failed for this long starts again at once.
 
 
@@ -87,15 +90,20 @@ class Follower:
         environment: ZmqEnvironment,
         patience: Patience,
         digests: Digests = RANDOM,
+        *,
+        log: LogSource | None = None,
+        new_feed: NewFeed = RankFeed,
     ) -> None:
         self.feeds: dict[PodId, tuple[RankFeed, ...]] = {}
-        self.links: tuple[Link, ...] = ()
+        self.links: tuple[_AnyLink, ...] = ()
         self.configs: dict[PodId, FeedConfig] = {}
         self._sink = sink
         self._environment = environment
         self._patience = patience
         self._digests = digests
-        self._link_of: dict[RankFeed, Link] = {}
+        self._log = log
+        self._new_feed = new_feed
+        self._link_of: dict[RankFeed, _AnyLink] = {}
         self._backoffs: dict[RankFeed, Backoff] = {}
         self._bound: dict[str, BoundLink] = {}  # By the address as written.
         self._replays: dict[RankFeed, Replay] = {}
@@ -191,8 +199,11 @@ class Follower:
         return sum((link.strays for link in self.links), Counter())
 
     def start_replay(self, feed: RankFeed, start: int) -> bool:
-        """Start a replay, replacing one under way; False: there is no replay endpoint to ask."""
+        """Start a replay, replacing one under way; False: there is nobody to ask."""
         self.stop_replay(feed)
+        link = self._link_of.get(feed)
+        if isinstance(link, LogLink) and link.asks(start):
+            return True
         if feed.replay_endpoint is None:
             return False
         now = time.monotonic()
@@ -203,20 +214,26 @@ class Follower:
 
     def stop_replay(self, feed: RankFeed) -> None:
         """Drop the replay under way, if any."""
-        replay = self._replays.pop(feed, None)
+        replay, link = self._replays.pop(feed, None), self._link_of.get(feed)
         if replay is not None:
             replay.close()
+        if isinstance(link, LogLink):
+            link.stop_replay()
 
     def wake(self, feed: RankFeed) -> None:
         """Give a feed turns until it has nothing left to do."""
         self._environment.reactor.wake(feed)
+
+    def hand_in(self, feed: RankFeed) -> None:
+        """Give a feed a turn; from any thread."""
+        self._environment.reactor.hand_in(feed)
 
     def start_again(self, feed: RankFeed) -> None:
         """Reconnect a feed that has failed, after a pause that grows."""
         now = time.monotonic()
         self._link_of[feed].start_again(feed, now, self._backoffs[feed].pause_s(now))
 
-    def _ask_the_silent(self, link: Link, now: float) -> None:
+    def _ask_the_silent(self, link: _AnyLink, now: float) -> None:
         for feed in link.feeds():
             if now - feed.heard_at >= self._patience.silence_s:
                 feed.heard_at = now
@@ -237,7 +254,7 @@ class Follower:
             )
             if progress:
                 tracker.go_on(progress[rank])
-        feed = RankFeed(self._sink, pod, rank, tracker=tracker, owner=self)
+        feed = self._new_feed(self._sink, pod, rank, tracker=tracker, owner=self)
         feed.model = config.model
         feed.heard_at = time.monotonic()
         feed.endpoint, feed.replay_endpoint = addresses.endpoint, addresses.replay_endpoint
@@ -247,7 +264,9 @@ class Follower:
             feed.announce()
         self._backoffs[feed] = Backoff(self._patience.retry_max_s, calm_s=_CALM_S)
         self.feeds = {**self.feeds, pod: (*self.feeds[pod], feed)}
-        if addresses.is_bound:
+        if self._log is not None:
+            self._open(LogLink(self._environment, feed, self._log), feed)
+        elif addresses.is_bound:
             self._share(feed)
         else:
             self._open(ConnectedLink(self._environment, feed), feed)
@@ -264,7 +283,7 @@ class Follower:
         feed.endpoint = link.endpoint
         link.add(feed)
 
-    def _open(self, link: Link, feed: RankFeed) -> None:
+    def _open(self, link: _AnyLink, feed: RankFeed) -> None:
         try:
             link.open(time.monotonic())
         except ServiceError as error:
@@ -274,7 +293,7 @@ class Follower:
         self.links = (*self.links, link)
         self._link_of[feed] = link
 
-    def _close(self, link: Link) -> None:
+    def _close(self, link: _AnyLink) -> None:
         link.close()
         self.links = tuple(other for other in self.links if other is not link)
         self._bound = {key: bound for key, bound in self._bound.items() if bound is not link}

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from kvbraid.errors import one_line
 from kvbraid.events.sequence import (
@@ -47,7 +47,7 @@ MAX_SEQ: Final = (1 << 63) - 1
 """Higher numbers are refused: no engine counts that far, and the end marker is one of them."""
 
 
-class _Run(NamedTuple):
+class BatchRun(NamedTuple):
     """Batches of consecutive numbers to apply at once, at least one."""
 
     first: int
@@ -163,13 +163,16 @@ class Owner(Protocol):
     """What a feed asks of the follower that owns it."""
 
     def start_replay(self, feed: "RankFeed", start: int) -> bool:
-        """Start a replay, replacing one under way; False: there is no replay endpoint to ask."""
+        """Start a replay, replacing one under way; False: there is nobody to ask."""
 
     def stop_replay(self, feed: "RankFeed") -> None:
         """Drop the replay under way, if any."""
 
     def wake(self, feed: "RankFeed") -> None:
         """Arrange that the feed's `read` is called until it says that nothing is left."""
+
+    def hand_in(self, feed: "RankFeed") -> None:
+        """As `wake`, from any thread."""
 
     def start_again(self, feed: "RankFeed") -> None:
         """Reconnect a feed that has failed, after a pause."""
@@ -191,7 +194,7 @@ class RankFeed:
         self.heard_at = 0.0
         self._sink = sink
         self._owner = owner
-        self._todo: deque[Effect | _Run] = deque()
+        self._todo: deque[Effect | BatchRun] = deque()
         self._cleared = -1  # The last delivered batch with a clear that the tracker must hear of.
         self._ask: int | None = None  # Where the replay that waits for its turn must begin.
         self._messages = 0
@@ -213,7 +216,7 @@ class RankFeed:
     def take(self, first: int, payloads: list[bytes]) -> None:
         """Take live batches of consecutive numbers: 1 to GATHERED of them."""
         if self.tracker.advance(first, payloads):
-            self._todo.append(_Run(first, payloads))
+            self._todo.append(BatchRun(first, payloads))
             self._owner.wake(self)
             return
         for seq, payload in enumerate(payloads, first):
@@ -255,11 +258,11 @@ class RankFeed:
         why = one_line(f"the feed failed: {type(error).__name__}: {error}")
         with contextlib.suppress(BaseException):
             self.stop_replay()
-        self._begin_anew(why)
+        self.begin_anew(why)
         with contextlib.suppress(BaseException):
             self.refuse("feed_failed")
 
-    def _begin_anew(self, why: str) -> None:
+    def begin_anew(self, why: str) -> None:
         """Start again from nothing, and tell the sink, which may no longer know the pod."""
         for output in self.tracker.failed(why):
             with contextlib.suppress(BaseException):
@@ -272,16 +275,16 @@ class RankFeed:
     def _step(self) -> None:
         """Carry out the first output; consecutive deliveries count as one."""
         output = self._todo.popleft()
-        if isinstance(output, _Run):
-            self._apply(output)
+        if isinstance(output, BatchRun):
+            self.apply(output)
         elif isinstance(output, Deliver):
-            self._apply(self._gather(output))
+            self.apply(self._gather(output))
         else:
             _ACTIONS[type(output)](self, output)
 
-    def _gather(self, deliver: Deliver) -> _Run:
+    def _gather(self, deliver: Deliver) -> BatchRun:
         """Also take the deliveries right after it."""
-        run = _Run(deliver.seq, [deliver.payload])
+        run = BatchRun(deliver.seq, [deliver.payload])
         num_bytes = len(deliver.payload)
         while self._todo and len(run.payloads) < GATHERED and num_bytes < _GATHERED_BYTES:
             output = self._todo[0]
@@ -292,7 +295,7 @@ class RankFeed:
             num_bytes += len(output.payload)
         return run
 
-    def _apply(self, run: _Run) -> None:
+    def apply(self, run: BatchRun) -> None:
         """Apply as many as there is time for; the others stay the first outputs."""
         first, payloads = run
         applied = self._sink.apply_many(self.pod, payloads, dp_rank=self.rank, budget_s=TURN_S)
@@ -303,7 +306,7 @@ class RankFeed:
             made = published_at(payloads[done - 1])
             self._lag_s = None if made is None else time.time() - made
         if done < len(payloads):
-            self._todo.appendleft(_Run(first + done, payloads[done:]))
+            self._todo.appendleft(BatchRun(first + done, payloads[done:]))
         for seq, result in enumerate(applied, first):
             if result.cleared:
                 self._cleared = seq
@@ -324,7 +327,7 @@ class RankFeed:
 
     def forget(self) -> None:
         """Make the sink forget what an earlier feed brought: it will come again, from 0."""
-        self._begin_anew("not connected again yet")
+        self.begin_anew("not connected again yet")
 
     def connected(self) -> None:
         """The connection stands."""
@@ -392,6 +395,9 @@ class RankFeed:
         self._sink.set_state(self.pod, output.state, dp_rank=self.rank, reason=output.reason)
         self._is_rebuilt |= output.state in _KNOWN
 
+
+NewFeed: TypeAlias = Callable[..., RankFeed]
+"""Makes a feed; its arguments are those of `RankFeed`."""
 
 _ACTIONS: Final[Mapping[type[Effect], Callable[[RankFeed, Any], None]]] = {
     AskReplay: RankFeed._note_ask,

@@ -3,12 +3,14 @@
 ZeroMQ's file descriptor is edge-triggered: it announces that something happened, not that
 something is left. So a reader that was woken reads in slices until it says that nothing is left,
 in turn with all other readers: no publisher can starve another. An exception of a reader is passed
-to that reader and stops no other. One thread owns a reactor; other threads may only call `wake`.
+to that reader and stops no other. One thread owns a reactor; other threads may only call
+`interrupt` and `hand_in`.
 """
 
 import contextlib
 import selectors
 import socket
+from collections import deque
 from typing import Final, Protocol
 
 import zmq
@@ -38,6 +40,7 @@ class Reactor:
         self._fds: dict[zmq.Socket[bytes], int] = {}
         self._busy: dict[Reader, None] = {}  # As an ordered set.
         self._woken: dict[Reader, None] = {}  # Likewise: their turn comes after the others'.
+        self._handed_in: deque[Reader] = deque()  # By other threads.
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -74,6 +77,8 @@ class Reactor:
                     self._wake_in.recv(4096)
             else:
                 self._busy[key.data] = None
+        while self._handed_in:
+            self._busy[self._handed_in.popleft()] = None
 
     def read(self, now: float) -> None:
         """Give each ready reader one turn, and then each reader that was woken meanwhile."""
@@ -89,6 +94,12 @@ class Reactor:
         """End a `wait`; from any thread."""
         with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups not read yet.
             self._wake_out.send(b"x")
+
+    def hand_in(self, reader: Reader) -> None:
+        """Give turns to a reader that has something to read without a socket; from any thread."""
+        self._handed_in.append(reader)
+        with contextlib.suppress(OSError):  # It is closed.
+            self.interrupt()
 
     def close(self) -> None:
         """Close what is still watched, and the reactor."""

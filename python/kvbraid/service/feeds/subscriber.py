@@ -29,10 +29,17 @@ from kvbraid.service.feeds.bindable import check_bindable, wait_until_free
 from kvbraid.service.feeds.follower import Follower, Patience, rank_addresses
 from kvbraid.service.feeds.journalled import JournalledSink
 from kvbraid.service.feeds.names import Names
-from kvbraid.service.feeds.rank_feed import FeedConfig, FeedStatus, Sink
+from kvbraid.service.feeds.rank_feed import (
+    FeedConfig,
+    FeedStatus,
+    NewFeed,
+    RankFeed,
+    Sink,
+)
 from kvbraid.service.feeds.reactor import Reactor
 from kvbraid.service.feeds.zmq_environment import ZmqEnvironment
 from kvbraid.service.journal import Journal
+from kvbraid.service.shared.inbox import LogSource
 
 _LONGEST_TICK_S: Final = 0.25
 _CALM_S: Final = 60.0
@@ -59,6 +66,8 @@ class Subscriber(Closing):
     Attributes:
         journal: Writes log lines about the pods.
         digests: Of payloads; set before the start. A `progress` is of use under the same key.
+        log: Brings the batches in place of the pods' endpoints; set before the start.
+        new_feed: Makes the feed of a rank; set before the start.
 
     Raises:
         InvalidValueError: A time or size that is not above 0.
@@ -87,6 +96,8 @@ class Subscriber(Closing):
             queue_limit_bytes=queue_limit_bytes,
         )
         self.digests: Digests = RANDOM
+        self.log: LogSource | None = None
+        self.new_feed: NewFeed = RankFeed
         self.journal = Journal()
         self._sink = JournalledSink(sink, self.journal)
         self._tick_s = min(silence_s / 4, replay_timeout_s / 4, _LONGEST_TICK_S)
@@ -108,7 +119,7 @@ class Subscriber(Closing):
             assert self._thread is None, "a subscriber starts once"
             environment = self._open_environment()
             self._reactor = environment.reactor
-            self._follower = Follower(self._sink, environment, self._patience, self.digests)
+            self._follower = self._new_follower(environment)
             self._thread = threading.Thread(
                 target=self._run,
                 args=(environment, self._follower),
@@ -177,7 +188,7 @@ class Subscriber(Closing):
             InvalidValueError: A malformed endpoint.
         """
         follower = self._follower
-        wanted = _bound(feed)
+        wanted = self._bound(feed)
         if follower is not None:
             check_capacity(
                 follower.num_ranks + feed.dp_size - (replaced.dp_size if replaced else 0)
@@ -185,7 +196,7 @@ class Subscriber(Closing):
         check_bindable(
             wanted,
             held=() if follower is None else follower.bound(),
-            leaving=() if replaced is None else _bound(replaced),
+            leaving=() if replaced is None else self._bound(replaced),
         )
 
     def remove(self, pod: PodId) -> None:
@@ -246,6 +257,21 @@ class Subscriber(Closing):
             journal=self.journal,
         )
 
+    def _new_follower(self, environment: ZmqEnvironment) -> Follower:
+        return Follower(
+            self._sink,
+            environment,
+            self._patience,
+            self.digests,
+            log=self.log,
+            new_feed=self.new_feed,
+        )
+
+    def _bound(self, feed: FeedConfig) -> list[str]:
+        """The addresses of a pod that are bound here, one per rank, or none."""
+        is_logged = self.log is not None
+        return [] if is_logged else [r.endpoint for r in rank_addresses(feed) if r.is_bound]
+
     def _refuse_commands(self) -> None:
         """Refuse the commands that will not be carried out."""
         with self._lock:
@@ -280,7 +306,7 @@ class Subscriber(Closing):
         assert old is not None
         environment = self._open_environment()
         try:
-            follower = Follower(self._sink, environment, self._patience, self.digests)
+            follower = self._new_follower(environment)
             follower.take_over(old)
         except BaseException:
             environment.close()
@@ -333,11 +359,6 @@ class Subscriber(Closing):
                 done.set_exception(ServiceError(f"subscriber: {type(error).__name__}: {error}"))
             else:
                 done.set_result(None)
-
-
-def _bound(feed: FeedConfig) -> list[str]:
-    """The addresses of a pod that are bound here, one per rank, or none."""
-    return [rank.endpoint for rank in rank_addresses(feed) if rank.is_bound]
 
 
 def _check_positive(**values: float) -> None:

@@ -298,6 +298,29 @@ class Metrics(Collector):
             ["shard", "outcome"], counts,
         )  # fmt: skip
 
+    def _of_the_log(self) -> Iterable[Metric]:
+        log = self._service.log
+        yield GaugeMetricFamily(
+            "kvbraid_log_ok",
+            "0 = the log of events is not reached; 1 also where there is none.",
+            value=log is None or not log.problem,
+        )
+        yield GaugeMetricFamily(
+            "kvbraid_log_waiting_bytes",
+            "Bytes of batches that wait to be applied, or to be stored.",
+            value=log.waiting_bytes if log else 0,
+        )
+        yield from (
+            _counter(
+                "kvbraid_log_batches", "Batches of the log of events, by what became of them.",
+                ["what"], log.counts if log else {},
+            ),
+            _counter(
+                "kvbraid_log_server", "What happened between here and the server of the log.",
+                ["what"], log.server.counts if log else {},
+            ),
+        )  # fmt: skip
+
     def _of_the_service(self) -> Iterable[Metric]:
         strays = CounterMetricFamily(
             "kvbraid_stray_messages", "Messages of no registered pod.", labels=["reason"]
@@ -335,6 +358,7 @@ class Metrics(Collector):
         yield from self._of_snapshots()
         yield from self._of_replicas()
         yield from self._of_shards()
+        yield from self._of_the_log()
         yield GaugeMetricFamily(
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",

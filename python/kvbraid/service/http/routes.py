@@ -238,7 +238,8 @@ def readyz(context: Context, call: Call) -> Answer:
     missing = context.service.missing()
     if missing:
         raise RefusalError("not_ready", missing)
-    parts = (context.service.snapshots, context.service.shared, context.service.front)
+    service = context.service
+    parts = (service.snapshots, service.shared, service.log, service.front)
     problems = [part.problem for part in parts if part is not None and part.problem]
     return Answer(_encode(answers.StatusAnswer(status="ready", detail="; ".join(problems))))
 

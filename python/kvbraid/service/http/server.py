@@ -33,6 +33,7 @@ from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.kubernetes import following_tables
 from kvbraid.service.registry import Service
 from kvbraid.service.reloading import following_file
+from kvbraid.service.shared.log_reader import reading_log
 from kvbraid.service.shared.sharing import sharing
 from kvbraid.service.snapshots import saving
 from kvbraid.service.supervision import Supervisor
@@ -128,6 +129,7 @@ def following(
             asking_pods(service),
             _making_spans(config, service),
             sharing(config, service),
+            reading_log(config, service.log),
             # Its end comes first, as long as nothing else has ended.
             saving(service.snapshots, service.feed, lambda: service.followed),
         ):

@@ -8,7 +8,15 @@ is lost costs quality, and never an answer. In reading order:
     messages     what replicas say, to bytes and back
     hearing      what others say: who is believed, and why not
     nats_server  a connection to a NATS server: the only module that knows one
-    sharing      all of it, on a thread of its own
+    threads      an event loop on a thread of its own
+    sharing      all of it, on such a thread
+
+The log of events is what a relay has written of the engines' batches, in a stream of that server:
+
+    stream       its subjects, names and questions
+    inbox        what it brings to one rank, from thread to thread
+    log_reader   reads it, for the ranks that are followed
+    log_writer   writes it, for a relay
 
 It comes with the extra `nats`, which is looked for when a configuration has a `url`.
 """

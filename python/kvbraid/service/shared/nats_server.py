@@ -21,7 +21,7 @@ from nats.errors import Error, SlowConsumerError
 
 from kvbraid.errors import one_line
 from kvbraid.service.replicas import SharedTable
-from kvbraid.service.shared.ports import Handler
+from kvbraid.service.shared.ports import Handler, NoServerError, ReplyHandler
 
 CONNECT_S: Final = 2
 """In which a server must have answered."""
@@ -29,6 +29,9 @@ CONNECT_S: Final = 2
 PING_S: Final = 2
 MOST_PINGS: Final = 2
 """A server that has not answered so many pings counts as gone."""
+
+REQUEST_S: Final = 2
+"""In which a question must be answered."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
@@ -66,8 +69,15 @@ class NatsServer:
         """The connection, for what is not done here; None if there is none."""
         return self._client
 
-    async def run(self, ready: Callable[[], Awaitable[None]]) -> None:
-        """Connect until cancelled; `ready` is called at each connection, to subscribe."""
+    @property
+    def max_payload(self) -> int:
+        """The most bytes of a message; 0 without a connection."""
+        return 0 if self._client is None else self._client.max_payload
+
+    async def run(
+        self, ready: Callable[[], Awaitable[None]], lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """Connect until cancelled; `ready` is called at each connection, `lost` after it."""
         pause_s = FIRST_PAUSE_S
         while True:
             self._error = ""
@@ -83,6 +93,8 @@ class NatsServer:
             except Exception as error:  # noqa: BLE001  Whatever it is that answers there.
                 self._note(self._error or one_line(str(error) or type(error).__name__))
                 self.counts["failed"] += 1
+            finally:
+                lost()
             await asyncio.sleep(pause_s * self._chance.uniform(0.5, 1))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -103,16 +115,66 @@ class NatsServer:
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
         """Have messages handled until this connection ends; call it from `ready`."""
-        assert self._client is not None
+        await self._subscribe(
+            subject,
+            lambda message: handler(message.subject, message.data),
+            most=(MOST_MESSAGES, MOST_BYTES),
+        )
 
+    async def open_mailbox(self, handler: ReplyHandler) -> str:
+        """Return a subject whose parts are answered to; every answer is handled."""
+        client = self._connected_client()
+        mailbox = str(client.new_inbox())
+        await self._subscribe(
+            f"{mailbox}.*",
+            lambda it: handler(it.subject, it.reply, it.data, it.headers or {}),
+            most=(0, 0),  # As much comes as was asked for.
+        )
+        return mailbox
+
+    async def send(
+        self, subject: str, payload: bytes, *, reply: str, headers: dict[str, str] | None = None
+    ) -> None:
+        """Send a message that is answered to `reply`.
+
+        Raises:
+            NoServerError: It cannot go out.
+        """
+        try:
+            await self._connected_client().publish(subject, payload, reply, headers)
+        except (Error, OSError) as error:
+            raise NoServerError(one_line(str(error) or type(error).__name__)) from None
+
+    async def request(self, subject: str, payload: bytes) -> bytes:
+        """Return the answer to a message.
+
+        Raises:
+            NoServerError: There is none in time.
+        """
+        try:
+            answer = await self._connected_client().request(subject, payload, timeout=REQUEST_S)
+        except (Error, OSError, TimeoutError) as error:
+            told = self._error or one_line(str(error) or type(error).__name__)
+            raise NoServerError(f"{subject}: {told}") from None
+        return bytes(answer.data)
+
+    def _connected_client(self) -> Client:
+        if self._client is None:
+            raise NoServerError("there is no connection")
+        return self._client
+
+    async def _subscribe(
+        self, subject: str, take: Callable[[Msg], None], *, most: tuple[int, int]
+    ) -> None:
         async def handle(message: Msg) -> None:
             try:
-                handler(message.subject, message.data)
+                take(message)
             except Exception:  # The next message may be a better one.
                 _LOGGER.exception("a message of %s could not be taken", message.subject)
 
-        await self._client.subscribe(
-            subject, cb=handle, pending_msgs_limit=MOST_MESSAGES, pending_bytes_limit=MOST_BYTES
+        messages, num_bytes = most
+        await self._connected_client().subscribe(
+            subject, cb=handle, pending_msgs_limit=messages, pending_bytes_limit=num_bytes
         )
 
     @contextlib.asynccontextmanager

@@ -6,13 +6,11 @@ other replicas, which ends by age.
 
 import asyncio
 import contextlib
-import logging
 import secrets
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final
 
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.extras import require
@@ -24,14 +22,10 @@ from kvbraid.service.replicas import SharedState, SharedTable
 from kvbraid.service.shared.hearing import Hearing, ReplicaMessage
 from kvbraid.service.shared.messages import LoadMessage, SentRequest, Speaker
 from kvbraid.service.shared.ports import MessageServer
+from kvbraid.service.shared.threads import on_thread
 
 MOST_TO_TELL: Final = 1024
 """Requests that wait to be told of; then the oldest are left out."""
-
-END_S: Final = 3.0
-"""In which the thread must have ended; if it has not, nobody waits for it any more."""
-
-_LOGGER: Final = logging.getLogger("kvbraid.shared")
 
 
 class Sharing:
@@ -101,12 +95,6 @@ class Sharing:
                     await self._server.publish(f"{self._prefix}.sent.{self._name}", payload)
 
 
-def _note_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Note what a task of the client has raised; that the connection is lost is seen anyway."""
-    del loop
-    _LOGGER.debug("%s: %s", context.get("message"), context.get("exception"))
-
-
 @contextlib.contextmanager
 def sharing(config: FleetConfig, service: Service) -> Iterator[None]:
     """Share what a configuration says, on a thread of its own.
@@ -124,42 +112,14 @@ def sharing(config: FleetConfig, service: Service) -> Iterator[None]:
     from kvbraid.service.shared.nats_server import NatsServer  # Only who shares needs it.
 
     server = NatsServer(config.shared)
-    ending: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    is_ready = threading.Event()
 
-    async def share() -> None:
-        over = asyncio.Event()
-        asyncio.get_running_loop().set_exception_handler(_note_error)
-        ending.append((asyncio.get_running_loop(), over))
+    def share() -> Coroutine[Any, Any, None]:
         shared = Sharing(config.shared, service.picking, server)
         service.shared = shared.state
-        is_ready.set()
-        running = asyncio.ensure_future(shared.run())
-        await asyncio.wait(
-            {running, asyncio.ensure_future(over.wait())}, return_when=asyncio.FIRST_COMPLETED
-        )
-        if running.done():
-            running.result()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        return shared.run()
 
-    def work() -> None:
-        try:
-            asyncio.run(share())
-        except Exception:
-            server.problem = "what is shared has failed, as the log says"
-            _LOGGER.exception("nothing is shared any more")
-        finally:
-            is_ready.set()
+    def failed() -> None:
+        server.problem = "what is shared has failed, as the log says"
 
-    thread = threading.Thread(target=work, name="kvbraid-shared", daemon=True)
-    thread.start()
-    is_ready.wait()
-    try:
+    with on_thread("kvbraid-shared", share, failed):
         yield
-    finally:
-        for loop, over in ending:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(over.set)
-        thread.join(END_S)
