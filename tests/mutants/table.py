@@ -476,11 +476,28 @@ OF_RECOVERY: Final = (
         (
             Edit(
                 "python/kvbraid/recovery/ledger/state.py",
-                "self._tiers.forget_blocks(sorted(before.union(plan.tainted)))",
+                "self._tiers.forget_blocks(garbage)",
                 "self._tiers.forget_blocks(())",
             ),
         ),
         (GHOST,),
+    ),
+    Mutant(
+        "copies-stay",
+        "recovery: what tiers have copied of garbage into ended loads is not garbage",
+        (
+            Edit(
+                "python/kvbraid/recovery/decision/copies.py",
+                "if copied := forget(sorted(news)):",
+                "if forget(sorted(news)) and not (copied := failures):",
+            ),
+        ),
+        (
+            "tests/unit/recovery/test_with_copies.py"
+            "::test_copies_of_copies_are_garbage_and_each_block_is_told_once",
+            "tests/ghost/test_faults.py"
+            "::test_what_was_copied_when_its_source_is_called_garbage_in_the_same_report_is_garbage",
+        ),
     ),
     Mutant(
         "handed-out-forgotten",

@@ -34,6 +34,7 @@ KEYS: Final[dict[Right, str]] = {right: f"key-of-{right}" for right in RIGHTS}
 RIGHT_OF: Final[dict[tuple[str, str], Right | None]] = {
     ("POST", "/v1/score"): "explain",
     ("POST", "/v1/explain"): "explain",
+    ("POST", "/v1/shard"): "route",
     ("POST", "/v1/strips"): "explain",
     ("GET", "/v1/strips"): "explain",
     ("POST", "/v1/tokens"): "explain",
