@@ -4,6 +4,7 @@ A skip is never silent: the run ends with the list of skips and their reasons, a
 is not in EXPECTED_SKIPS fails the run. Fixtures live beside the tests that use them, not here.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Final
@@ -66,6 +67,11 @@ def _skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     return str(report.longrepr)
+
+
+def pytest_runtest_teardown() -> None:
+    """Undo what a server in this process has set: other tests look at what is logged."""
+    logging.getLogger("kvbraid").setLevel(logging.NOTSET)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
