@@ -1,6 +1,6 @@
 """A link to the log of events that a relay writes, in place of the engine's own socket.
 
-The log answers the first replay, and brings what comes later after it. When it has no more, the
+The log answers the first replay, and then brings each batch that comes. At the log's end, the
 engine itself is asked, which has to prove that it is the process that the log tells of. So a hole
 in the log, a lost tail and one that begins too late are gaps like any other, and the sequence
 tracker decides what is known.

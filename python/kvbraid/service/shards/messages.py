@@ -220,7 +220,7 @@ def read_answer(num_tokens: int, body: bytes) -> ShardColumns:
     """Read the answer to a question about so many tokens; whoever calls bounds its length.
 
     Raises:
-        WrongAnswerError: It is none, or a number of it is impossible.
+        WrongAnswerError: The bytes are no answer, or a number in it is impossible.
     """
     try:
         told = _ANSWER.decode(body)

@@ -17,7 +17,7 @@ CAUGHT_UP: Final = -1
 
 
 class LoggedBatch(NamedTuple):
-    """A batch of the log, for the question `ask`; the number CAUGHT_UP: now it had no more.
+    """A batch of the log, for the question `ask`; the number CAUGHT_UP says that none is left.
 
     Numbers of one `start` are of one engine process, as far as the relay knows.
     """
