@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
+from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
 from kvbraid.loads import Cause, Failures, LoadReport, Record, Target
 from kvbraid.transfer.jobs import Job, Kind, items_of
@@ -41,12 +42,29 @@ _PLACE: Final = attrgetter("group", "position")
 _BLOCK: Final = attrgetter("block_id")
 
 
+class Copied(NamedTuple):
+    """A block of the pool with what it holds, and the request that registered it: others may have
+    registered the same content there before, and may again."""
+
+    block_id: BlockId
+    group: int | None
+    block_hash: bytes | None
+    author: int | None
+
+    @classmethod
+    def of(cls, cache: CacheManager, blocks: Sequence[BlockId]) -> "list[Copied]":
+        """Return what these blocks hold."""
+        infos = zip(blocks, cache.pool.describe(blocks), strict=True)
+        return [cls(block, info.group, info.block_hash, info.author) for block, info in infos]
+
+
 @dataclass(slots=True, eq=False)
 class _Position:
     """One position of a load. It is open until its job is issued, or it has failed.
 
     Attributes:
         slot: The host slot that it reads; 0 as long as there is none, or if it reads a block.
+        copied: The block of the pool that it copies; None if it reads a record.
         is_bad: It is not filled, or with what turned out to be garbage.
     """
 
@@ -54,13 +72,9 @@ class _Position:
     source: LoadSource
     target: BlockId
     slot: BlockId = _NO_BLOCK
+    copied: Copied | None = None
     is_open: bool = True
     is_bad: bool = False
-
-    @property
-    def content(self) -> tuple[BlockId, BlockKey] | None:
-        """The block of the pool that it copies, and what that holds; None if it reads a record."""
-        return None if self.source.tier else (self.source.block_id, self.source.key)
 
     def promoted(self, key: BlockKey, slot: BlockId) -> None:
         """Learn which slot to read; it is pinned until that is over."""
@@ -120,6 +134,10 @@ class LoadsUnderWay:
             if target is not None
         ]
         self._free([s for s, target in zip(found.sources, takers, strict=True) if target is None])
+        copies = [part for part in load.parts if not part.source.tier]
+        held = Copied.of(tiers.cache, [part.source.block_id for part in copies])
+        for part, copied in zip(copies, held, strict=True):
+            part.copied = copied
         tiers.counts.hits.update([found.tier_of(part.source) for part in load.parts])
         for part in load.parts:
             self._find_slot(part)
@@ -256,11 +274,11 @@ class LoadsUnderWay:
             load.failed += [(part, None, Status.MISS) for part in bad]
         self.failed_early()
 
-    def copied_from(self, contents: Collection[tuple[BlockId, BlockKey]]) -> Failures:
-        """Return, once, where loads that have ended have copied these contents of the pool."""
+    def copied_from(self, contents: Collection[Copied]) -> Failures:
+        """Return, once, where loads that have ended have copied these blocks of the pool."""
         copied = []
         for load in self._past:
-            bad = [p for p in load.parts if not p.is_bad and p.content in contents]
+            bad = [p for p in load.parts if not p.is_bad and p.copied in contents]
             for part in bad:
                 part.is_bad = True
             copied.append(Failures(places=_places(load.request, bad)))

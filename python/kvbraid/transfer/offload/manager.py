@@ -24,7 +24,7 @@ from kvbraid.transfer.offload.announcing import TierBlock, TierEvent
 from kvbraid.transfer.offload.attributing import tokens_by_tier
 from kvbraid.transfer.offload.counts import Drop, OffloadCounts
 from kvbraid.transfer.offload.index import TierIndex
-from kvbraid.transfer.offload.loading import LoadsUnderWay
+from kvbraid.transfer.offload.loading import Copied, LoadsUnderWay
 from kvbraid.transfer.offload.lookup import Again, Found, LookUps
 from kvbraid.transfer.offload.options import OffloadOptions, RecordTier
 from kvbraid.transfer.offload.promoting import Promotions
@@ -277,12 +277,12 @@ class OffloadManager:
         did not have the block any more: if such a load has ended, nobody is told.
 
         Returns where loads that have ended have copied one of the blocks, if a hash finds there
-        what they have copied: otherwise it holds something else by now.
+        what they have copied, registered by the same request: otherwise it holds something else
+        by now. If a request has registered the same twice in one block, both count.
         """
         blocks = {*block_ids}
-        infos = zip(block_ids, self._tiers.cache.pool.describe([*block_ids]), strict=True)
-        found = {(b, BlockKey(i.block_hash, i.group or 0)) for b, i in infos if i.block_hash}
-        copied = self._loads.copied_from(found)
+        held = Copied.of(self._tiers.cache, [*block_ids])
+        copied = self._loads.copied_from({each for each in held if each.block_hash})
         self._stores.cancel(blocks)
         keys = self._tiers.origins.keys_of(blocks)
         for key in keys:

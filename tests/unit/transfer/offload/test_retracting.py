@@ -4,6 +4,7 @@ from kvbraid.ids import BlockId
 from kvbraid.transfer.jobs import JobResult, Kind
 from kvbraid.transfer.keys import BlockKey
 from kvbraid.transfer.offload import Drop, Found, OffloadCounts
+from kvbraid.transfer.offload.loading import Copied
 from kvbraid.transfer.offload.retracting import Origins
 from kvbraid.transfer.status import Status
 
@@ -138,6 +139,26 @@ def test_it_is_not_returned_once_the_block_may_hold_something_else() -> None:
     engine.run()
     engine.manager.take_reports()
     engine.evict()
+    assert not engine.manager.forget_blocks([copied])
+
+
+def test_nor_when_another_request_has_computed_the_same_in_the_block() -> None:
+    engine = Engine()
+    request = engine.compute(PROMPT)
+    blocks = engine.cache.blocks(request)[0]
+    copied, lost = blocks[2], blocks[1]
+    engine.release(request)
+    engine.cache.pool.forget([lost])
+    found = engine.look_up(PROMPT)
+    assert isinstance(found, Found)
+    engine.begin(found)
+    engine.run()
+    engine.release(engine.request)
+    was = Copied.of(engine.cache, [copied])
+    pool = engine.cache.pool
+    pool.free(sorted(pool.take(pool.num_free)))  # As they were before the first request.
+    engine.compute(PROMPT)
+    assert Copied.of(engine.cache, [copied])[0][:-1] == was[0][:-1]
     assert not engine.manager.forget_blocks([copied])
 
 
