@@ -55,6 +55,7 @@ class Progress:
         self._before: dict[int, tuple[int, bool]] = {}
         self._recovered: set[int] = set()
         self._told: list[Load] = []
+        self._began_in: dict[int, int] = {}
         self._recover = scheduler.ledgers.recover
         scheduler.ledgers.recover = self._overhear  # type: ignore[method-assign]
 
@@ -91,6 +92,7 @@ class Progress:
         for load in step.loads:
             under_way = [each.request for each in self._table.ledgers.transfers.loads]
             self._efforts[load.request].early_loads += under_way.count(load.request) > 1
+            self._began_in[load.number] = requests[load.request].run
             if load.is_async:
                 self._count(load.request, requests[load.request].run)
 
@@ -123,10 +125,10 @@ class Progress:
 
     def after_reports(self, told: Sequence[Load]) -> None:
         """Note what reports have taken back; these loads are said to have failed. A load is judged
-        at once, or when its last rank has spoken."""
+        at once, or when its last rank has spoken. A run that ended before takes its load along."""
         under_way = self._table.ledgers.transfers.loads
-        failed = {load.request for load in [*told, *self._told] if load not in under_way}
-        failed.update(load.request for load in told)
+        judged = [load for load in self._told if load not in under_way]
+        failed = {load.request for load in [*told, *judged] if self._is_of_this_run(load)}
         self._told = [load for load in [*self._told, *told] if load in under_way]
         for number, (run, is_waiting) in self._before.items():
             request = self._table.requests.get(number)
@@ -138,6 +140,10 @@ class Progress:
             elif is_waiting:
                 continue
             own.run = request.run
+
+    def _is_of_this_run(self, load: Load) -> bool:
+        run, _ = self._before.get(load.request, (None, False))
+        return run == self._began_in[load.number]
 
     def _takes_back(self, request: int, own: Efforts, *, is_own: bool) -> None:
         own.taken_back, own.recent = own.taken_back + own.recent, 0

@@ -59,6 +59,11 @@ def test_a_copy_is_garbage_exactly_if_its_source_was(seed: int) -> None:
     assert not problem, f"{problem}\n{replay(seed)}"
 
 
+def test_the_load_of_a_run_that_has_ended_is_no_failure_of_the_next_run() -> None:
+    _, problem = run_one(200_816)  # Its ranks report when the next run waits for others' blocks.
+    assert not problem, f"{problem}\n{replay(200_816)}"
+
+
 def fingerprint() -> str:
     """Of all that happens in some simulations."""
     lines: list[str] = []
