@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from kvbraid.service.http.events import MOST_ROWS
+from kvbraid.sim.fleet.presets import PRESETS, topology_body
 from playwright.sync_api import Page, expect
 
 from tests.console.pages import PAGES, Opened, put
@@ -107,17 +108,32 @@ def test_filters_stand_in_the_address(opened: Opened, demo: str) -> None:
     expect(again.get_by_role("button", name=re.compile("qwen|gpt"))).to_have_count(1)
 
 
-def test_what_a_group_holds_is_a_share_of_the_pool_if_its_size_is_known(
+def test_what_a_group_holds_is_a_share_of_the_pool_and_bytes_if_their_sizes_are_known(
     opened: Opened, server: str
 ) -> None:
-    put(server, "a", num_gpu_blocks=1000)
-    put(server, "b")
+    put(server, "a", num_gpu_blocks=1000, block_bytes=589824)
+    put(server, "b", num_gpu_blocks=1000)
     page = opened(server)
     page.get_by_role("button", name="a", exact=True).click()
     expect(page.get_by_text("Blocks held by group, never")).to_be_visible()
-    expect(page.get_by_text("0 on GPU, 0 % of its pool")).to_have_count(2)
+    expect(page.get_by_text("0 on GPU, 0 % of its pool, 0 B", exact=True)).to_have_count(2)
     page.get_by_role("button", name="b", exact=True).click()
-    expect(page.get_by_text("give its num_gpu_blocks in fleet.toml")).to_have_count(1)
+    expect(page.get_by_text("0 on GPU, 0 % of its pool", exact=True)).to_have_count(2)
+    expect(page.get_by_text("Give its num_gpu_blocks and block_bytes")).to_have_count(1)
+
+
+def test_the_bytes_of_a_group_are_those_of_its_blocks(opened: Opened, demo: str) -> None:
+    row = next(
+        it for it in httpx.get(f"{demo}/v1/pods").json()["pods"] if it["pod"] == "gpt-oss-1"
+    )
+    known = {name: row[name] for name in ("model", "endpoint", "replay_endpoint")}
+    topology = topology_body(PRESETS[row["model"]].topology)
+    body = {**known, "topology": topology, "block_bytes": 1000}
+    told = httpx.put(f"{demo}/v1/pods/gpt-oss-1", json=body).json()
+    assert told["status"] == "changed"
+    page = opened(demo)
+    page.get_by_role("button", name="gpt-oss-1").click()
+    expect(page.get_by_text(re.compile(r"^(\d+) on GPU, \1(\.0)? kB$"))).to_have_count(2)
 
 
 def test_a_link_shows_a_request_as_long_as_the_server_keeps_it(

@@ -98,15 +98,17 @@ def test_how_a_pod_takes_requests_changes_without_a_rebuild(
         {**POD, "url": "http://h:8000", "drain": True},
         {**POD, "url": "http://h:8000", "drain": True},
         {**POD, "max_running": 4},
-        {**POD, "max_running": 4, "dp_size": 2},
+        {**POD, "max_running": 4, "block_bytes": 9},
+        {**POD, "max_running": 4, "block_bytes": 9, "dp_size": 2},
     ]
     answers = [client.put("/v1/pods/a", json=body) for body in bodies]
     assert [answer.json()["status"] for answer in answers] == [
-        "created", "changed", "changed", "unchanged", "changed", "replaced",
+        "created", "changed", "changed", "unchanged", "changed", "changed", "replaced",
     ]  # fmt: skip
     assert feed.log == ["add a", "remove a", "add a"]
     row = msgspec.json.decode(client.get("/v1/pods").content, type=PodsAnswer).pods[0]
     assert (row.url, row.drain, row.max_running, row.running) == (None, False, 4, 0)
+    assert row.block_bytes == 9
 
 
 def test_a_pod_without_events_is_followed_by_nobody_and_stays_stale(
@@ -170,6 +172,7 @@ def test_a_change_that_is_refused_leaves_how_the_old_pod_takes_requests(
         ({"dp_size": 0}, "malformed_body", "dp_size"),
         ({"num_gpu_blocks": 0}, "malformed_body", "num_gpu_blocks: Expected `int` >= 1"),
         ({"num_gpu_blocks": 1 << 32}, "malformed_body", "num_gpu_blocks: Expected `int` <"),
+        ({"block_bytes": 0}, "malformed_body", "block_bytes: Expected `int` >= 1"),
         ({"endpoint": "ipc:///tmp/x"}, "invalid_endpoint", "ipc:///tmp/x"),
         ({"endpoint": "inproc://x"}, "invalid_endpoint", "inproc://x"),
         ({"endpoint": "10.0.0.1:5557"}, "invalid_endpoint", "10.0.0.1"),

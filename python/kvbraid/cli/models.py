@@ -19,7 +19,7 @@ from kvbraid.cli.options import TEXT, engine
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--toml", "as_toml", is_flag=True,
-    help="Print the groups as a pod's topology in fleet.toml.  Needs --groups.",
+    help="Print a pod's topology and block_bytes for fleet.toml.  Needs --groups.",
 )  # fmt: skip
 def model(
     config: str,

@@ -1,14 +1,14 @@
 // Fleet: every pod by model and state, the worst first, and what to do about it.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
-import { bytes, count, counted, seconds, share, words } from "./format.js";
+import { bytes, count, counted, seconds, share, tokens, words } from "./format.js";
 import { STATES, ago, asked, bar, cards, chooser, dim, empty, filters, finder, head, isFound, line, long, more, name, portion, rank, state, sum } from "./parts.js";
 import { keyOf, live, redraw } from "./stream.js";
 
 export const topics = ["pods"];
 
 const ORDER = Object.keys(STATES);
-const PORTION = 50; // Rows that are drawn until more are asked for.
+const PORTION = 50;
 const open = new Set();
 
 const byName = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
@@ -101,10 +101,12 @@ const details = (row) => html`<tr class="details"><td colspan=${COLUMNS.length}>
     ${fact("Requests to", row.url ? name(row.url) : "no url is registered")}
     ${fact("Hashes placed by", counts(row.placed, "none yet"))}
     ${fact("Refused and noted", counts(row.refused, "nothing"))}
-    ${fact(html`Blocks held by group, ${ago(row.applied_s)}`, row.groups.length ? html`<ul>${row.groups.map((it) => group(it, row.num_gpu_blocks))}</ul>${row.num_gpu_blocks ? nothing : dim("For shares of its pool, give its num_gpu_blocks in fleet.toml.")}` : "not known until the first event")}
+    ${fact(html`Blocks held by group, ${ago(row.applied_s)}`, row.groups.length ? html`<ul>${row.groups.map((it) => group(it, row))}</ul>${row.num_gpu_blocks && row.block_bytes ? nothing : dim("Give its num_gpu_blocks and block_bytes in fleet.toml for shares and bytes.")}` : "not known until the first event")}
   </dl></td></tr>`;
 
-const group = (it, pool) => html`<li>${it.group === null ? "without a number" : `group ${it.group}`}: ${words(it.kind)}, blocks of ${counted(it.block_size, "token")}${it.window ? `, window of ${counted(it.window, "token")}` : ""}${it.chunk ? `, chunks of ${counted(it.chunk, "token")}` : ""}${it.eagle ? ", EAGLE" : ""}: <b>${heldOf(it, pool)}</b></li>`;
+const listed = (...facts) => facts.filter(Boolean).join(", ");
 
-const heldOf = ({ held }, pool) =>
-  Object.entries(held).filter(([tier, n]) => n || tier === "gpu").map(([tier, n]) => `${count(n)} on ${tier.toUpperCase()}${pool && tier === "gpu" ? `, ${share(n, pool)} of its pool` : ""}`).join(", ");
+const group = (it, row) => html`<li>${it.group === null ? "without a number" : `group ${it.group}`}: ${listed(words(it.kind), `blocks of ${tokens(it.block_size)}`, it.window && `window of ${tokens(it.window)}`, it.chunk && `chunks of ${tokens(it.chunk)}`, it.eagle && "EAGLE")}: <b>${heldOf(it.held, row)}</b></li>`;
+
+const heldOf = ({ gpu, ...others }, { num_gpu_blocks: pool, block_bytes: size }) =>
+  listed(`${count(gpu)} on GPU`, pool && `${share(gpu, pool)} of its pool`, size && bytes(gpu * size), ...Object.entries(others).map(([tier, n]) => n && `${count(n)} on ${tier.toUpperCase()}`));

@@ -96,8 +96,8 @@ let further = 0;
 
 export const portion = (rows, size) => rows.slice(0, size + further);
 
-export function more(rows, size) {
+export function more(rows, size, noun = "rank") {
   const left = rows.length - size - further;
   const click = () => { further += size; redraw(); };
-  return left > 0 ? html`<p><button type="button" @click=${click}>Show ${count(Math.min(size, left))} more of ${counted(rows.length, "rank")}</button></p>` : nothing;
+  return left > 0 ? html`<p><button type="button" @click=${click}>Show ${count(Math.min(size, left))} more of ${counted(rows.length, noun)}</button></p>` : nothing;
 }

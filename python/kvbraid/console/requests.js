@@ -2,13 +2,13 @@
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { RUNGS, TERMS, bounds, count, counted, isLoss, seconds, share, tokens, words } from "./format.js";
-import { ago, ask, asked, bar, cards, chooser, dim, empty, filters, finder, isFound, name, ofRequest, rank, state, stay, sum, table } from "./parts.js";
+import { ago, ask, asked, bar, cards, chooser, dim, empty, filters, finder, isFound, more, name, ofRequest, portion, rank, state, stay, sum, table } from "./parts.js";
 import { live, newest, redraw, request } from "./stream.js";
 
 export const topics = ["requests"];
 export const data = () => ofRequest("/requests.json");
 
-const PORTION = 50; // Rows are written anew in their places: most are others each second.
+const PORTION = 25; // Most are others each second, and a table is laid out as a whole.
 let frozen = null; // The rows while they are held still.
 let kept = null; // The chosen request, also when it is no longer among the last.
 let sought; // The one that a link names, while the server is asked for it.
@@ -29,7 +29,6 @@ export function view() {
   const all = frozen ?? newest();
   const [status, chosen] = [asked("status"), asked("request")];
   const found = all.filter((row) => (!status || row.status === status) && isFound(row.request, row.model, row.chosen.pod));
-  const shown = found.slice(0, PORTION);
   kept = live.requests.get(chosen) ?? kept;
   sought ??= chosen && !kept ? seek() : "";
   const hold = () => { frozen = frozen ? null : all; redraw(); };
@@ -41,11 +40,12 @@ export function view() {
       html`<button type="button" aria-pressed=${!!frozen} @click=${hold}>${frozen ? "Held still" : "Hold still"}</button>`,
     )}
     ${chosen ? chosenOne(chosen) : nothing}
-    ${table(COLUMNS, shown, {
+    ${table(COLUMNS, portion(found, PORTION), {
       kind: "stack lines",
-      caption: found.length > shown.length ? `The last ${PORTION} of ${counted(found.length, "request")} that match` : counted(found.length, "request"),
+      caption: counted(found.length, "request"),
       kindOf: (row) => (row.request === chosen ? "chosen" : nothing),
-    })}`;
+    })}
+    ${more(found, PORTION, "request")}`;
 }
 
 function summary() {

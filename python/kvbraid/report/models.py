@@ -82,7 +82,7 @@ def options_line(options: EngineOptions) -> str:
 
 
 def fleet_toml(grouped: GroupedModel) -> str:
-    """Return the groups as the `topology` of a `[[pods]]` table, at any place among its keys."""
+    """Return `topology` and `block_bytes` of a `[[pods]]` table, at any place among its keys."""
     topology, model_type = grouped.grouping.topology(), grouped.model.model_type
     fields = [
         f"alignment = {topology.alignment}",
@@ -96,6 +96,7 @@ def fleet_toml(grouped: GroupedModel) -> str:
             f"topology = {{ {', '.join(fields)}",
             *(f"  {_group_toml(group)}," for group in topology.groups),
             "] }",
+            f"block_bytes = {grouped.grouping.block_bytes}",
             "",
         )
     )

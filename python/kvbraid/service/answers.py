@@ -216,7 +216,8 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     requests, if it is asked. By the server's clock, `applied_s` is when the last batch of its
     events was applied, and `state_s` when its state changed; `problem` is the last warning.
     `lag_s` is how many seconds before `applied_s` the engine had made that batch, by the clocks of
-    both machines: null if it does not say. `num_gpu_blocks` is the size of its pool, if given.
+    both machines: null if it does not say. `num_gpu_blocks` is the size of its pool, and
+    `block_bytes` that of a block there, if given.
     """
 
     last_seq: int | None
@@ -235,6 +236,7 @@ class PodRow(IndexRow, frozen=True, kw_only=True):
     state_s: float | None = None
     problem: Problem | None = None
     num_gpu_blocks: int | None = None
+    block_bytes: int | None = None
 
 
 class PodsAnswer(msgspec.Struct, frozen=True):

@@ -86,7 +86,8 @@ class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Without an `endpoint` no events come in, and only picks tell what the pod may hold. If it is
     `ask`, the pod is asked for it under its `url`.
-    `num_gpu_blocks` is the number of blocks in a rank's cache on the GPU, as its engine says.
+    `num_gpu_blocks` is the number of blocks in a rank's cache on the GPU, as its engine says, and
+    `block_bytes` what each of them takes of a GPU.
     `url`, `drain` and `max_running` are about requests that `/v1/pick` sends: the pod's address,
     whether it gets no new ones, and how many a rank has at most while others have room.
     """
@@ -97,6 +98,7 @@ class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     bind: bool | None = None
     topology: dict[str, Any] | None = None
     num_gpu_blocks: Annotated[int, Meta(ge=1, lt=1 << 32)] | None = None
+    block_bytes: Annotated[int, Meta(ge=1, lt=1 << 32)] | None = None
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     loras: dict[str, str] = {}
     url: str | None = None
@@ -221,6 +223,7 @@ class PodConfig:
     bind: bool | None = None
     topology: Topology | None = None
     engine: EngineProfile = EngineProfile()  # noqa: RUF009 - frozen
+    block_bytes: int | None = None
     dp_size: int = 1
     loras: Mapping[str, str] = field(default_factory=dict)
     serving: Serving = Serving()

@@ -245,6 +245,7 @@ class Service:
                         state_s=self.journal.state_since(Rank(row.pod, row.dp_rank)),
                         problem=self.journal.problem(Rank(row.pod, row.dp_rank)),
                         num_gpu_blocks=config.engine.num_gpu_blocks,
+                        block_bytes=config.block_bytes,
                     )
                 )
         return rows
@@ -271,7 +272,7 @@ class Service:
         old = self._pods.get(pod)
         if old == config:
             return PodChange(pod=pod, status="unchanged")
-        if old is not None and _takes_otherwise(old, config):
+        if old is not None and _keeps_index(old, config):
             return self._change(pod, config)
         self._check_room(self._num_ranks + config.dp_size - (old.dp_size if old else 0))
         self._check_feed(pod, config)
@@ -412,10 +413,11 @@ def _told(load: EngineLoad | None) -> EngineLoadRow | None:
     return EngineLoadRow(running=load.running, waiting=load.waiting, usage=load.usage)
 
 
-def _takes_otherwise(old: PodConfig, new: PodConfig) -> bool:
-    """Whether a pod only takes requests otherwise: what was indexed does not depend on that."""
+def _keeps_index(old: PodConfig, new: PodConfig) -> bool:
+    """Whether nothing that was indexed of a pod depends on how it differs."""
     is_asked_elsewhere = old.asks and old.serving.url != new.serving.url
-    return replace(old, serving=new.serving) == new and not is_asked_elsewhere
+    alike = replace(old, serving=new.serving, block_bytes=new.block_bytes)
+    return alike == new and not is_asked_elsewhere
 
 
 def _served(serving: Serving) -> str:

@@ -181,6 +181,7 @@ def test_groups_as_toml_are_the_topology_of_a_pod_wherever_they_are_pasted(
         path.write_text(f"[[pods]]\n{pod}[[pods]]\n{POD.replace('a', 'b', 1)}")
         first, second = read_fleet_file(path).pods.values()
         assert first.topology == expected.grouping.topology()
+        assert first.block_bytes == expected.grouping.block_bytes
         assert second.topology is None
 
 
