@@ -50,10 +50,11 @@ class HttpAnswer(NamedTuple):
 
 
 class ShardTarget(NamedTuple):
-    """Where a question goes, and what its body is."""
+    """Where a question goes, what its body is, and how many deadlines its answer may take."""
 
     path: str
     content_type: str
+    deadlines: int = 1
 
 
 class _Expected(NamedTuple):
@@ -107,6 +108,11 @@ class ShardLink:
         """Return the number of the socket, while there is one."""
         assert self._socket is not None
         return self._socket.fileno()
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be asked, or what was wrong with its last answer."""
+        return self.problem or self.complaint
 
     @property
     def events(self) -> int:

@@ -187,6 +187,36 @@ def withdraw_question(names: Sequence[str]) -> bytes:
     return _encode(("withdraw", VERSION, names))
 
 
+def json_question(request: Request, pods: Sequence[str] | None) -> bytes:
+    """Return the JSON body of a /v1/score or /v1/explain call about these pods."""
+    fields = {
+        "pods": pods,
+        "tiers": request.tiers,
+        "strategy": request.strategy,
+        "tier_weights": request.tier_weights,
+    }
+    return msgspec.json.encode(_json_prompt(request) | fields)
+
+
+def routed_question(request: Request, rank: RankId, produced: Sequence[int]) -> bytes:
+    """Return the JSON body of a /v1/routed call."""
+    pod, dp_rank = rank
+    fields = {"pod": pod, "dp_rank": dp_rank, "produced": list(produced)}
+    return msgspec.json.encode(_json_prompt(request) | fields)
+
+
+def _json_prompt(request: Request) -> dict[str, object]:
+    media = request.extra_keys
+    return {
+        "model": request.model,
+        "token_ids": list(request.token_ids),
+        "lora": request.lora,
+        "cache_salt": request.cache_salt,
+        "extra_key": request.extra_key,
+        "extra_keys": None if media is None else [MediaItem(*item)._asdict() for item in media],
+    }
+
+
 def read_question(body: bytes) -> ShardQuestion:
     """Read a question; whoever calls bounds its length.
 
