@@ -14,6 +14,7 @@ from kvbraid.service.config import PodConfig
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
 from kvbraid.service.keys import KeyEntry, digest
+from kvbraid.service.requests import ReportBody
 from kvbraid.service.sharding import shard_of
 from kvbraid.service.shards.merging import read_reasons, unknown_reasons
 from kvbraid.service.shards.messages import (
@@ -336,6 +337,32 @@ def test_no_choice_waits_for_an_explanation() -> None:
         assert list(made.front.score(PROMPT).columns().lower).count(144) == len(PODS)
         goes_on.set()
         asking.join()
+
+
+def test_no_report_waits_for_the_shards_of_a_choice() -> None:
+    with fleet() as made:
+        held(made)
+        picking = made.service.picking
+        for name in ("ends", "fails"):
+            picking.choose(name, Request(model="m", token_ids=range(1000, 2000)))
+        with made.servers[3].hanging():
+            choosing = threading.Thread(target=picking.choose, args=("waits", PROMPT))
+            choosing.start()
+            assert until(lambda: made.front.links[3].is_waited_for, bool)
+            picking.report(ReportBody(pick="ends", event="first_token"))
+            picking.report(ReportBody(pick="ends", event="end"))
+            picking.report(ReportBody(pick="fails", event="failed"))
+            assert picking.num_booked() == 0
+            assert choosing.is_alive()
+        choosing.join()
+        assert picking.num_booked() == 1
+        num = made.front.num_promised()
+        assert until(lambda: num_promised(made), lambda found: found == num) == num
+
+
+def num_promised(made: Fleet) -> int:
+    """What all shards count as on its way."""
+    return sum(server.index.num_promised() for server in made.servers.values())
 
 
 def test_a_shard_refuses_what_is_no_question() -> None:

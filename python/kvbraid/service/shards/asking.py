@@ -8,6 +8,7 @@ The caller's thread asks and waits.
 import contextlib
 import select
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
@@ -49,6 +50,7 @@ class Asker:
         self._answer_s = table.shard_answer_s
         self._clock = clock
         self._lock = threading.Lock()
+        self._untold: deque[tuple[int, bytes]] = deque()
 
     def ask(
         self,
@@ -63,7 +65,7 @@ class Asker:
             InvalidValueError: A shard says that no request can have a value of this one.
         """
         told: dict[int, _Told] = {}
-        with self._lock:
+        with self._asking():
             deadlines = target.deadlines * (1 + num_tokens // TOKENS_OF_A_DEADLINE)
             end = self._clock() + self._answer_s * deadlines
             links = {n: self.links[n] for n in bodies if self.links[n].ask(target, bodies[n])}
@@ -78,9 +80,16 @@ class Asker:
         return told
 
     def tell(self, number: int, question: bytes) -> None:
-        """Send a question whose answer nobody waits for."""
-        with self._lock:
-            self.links[number].ask(QUESTION, question, is_waited_for=False)
+        """Send a question whose answer nobody waits for; while others are asked, soon after.
+
+        It is sent before any question that is asked later.
+        """
+        self._untold.append((number, question))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._send_untold()
+            finally:
+                self._lock.release()
 
     def problems(self) -> list[str]:
         """Say which shards cannot be asked, or were wrong, and how."""
@@ -92,7 +101,7 @@ class Asker:
 
     def keep_alive(self) -> None:
         """Ask something where nothing was asked for long."""
-        with self._lock:
+        with self._asking():
             for link in self.links.values():
                 link.keep_alive(QUESTION, _NOTHING)
 
@@ -101,6 +110,18 @@ class Asker:
         with self._lock:
             for link in self.links.values():
                 link.close()
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        with self._lock:
+            self._send_untold()
+            yield
+            self._send_untold()
+
+    def _send_untold(self) -> None:
+        while self._untold:
+            number, question = self._untold.popleft()
+            self.links[number].ask(QUESTION, question, is_waited_for=False)
 
     def _wait(self, links: Iterable[ShardLink], end: float) -> None:
         while waiting := {link.fileno(): link for link in links if link.is_waited_for}:
