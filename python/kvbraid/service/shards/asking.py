@@ -124,15 +124,18 @@ class Asker:
             self.links[number].ask(QUESTION, question, is_waited_for=False)
 
     def _wait(self, links: Iterable[ShardLink], end: float) -> None:
-        while waiting := {link.fileno(): link for link in links if link.is_waited_for}:
-            left_s = end - self._clock()
-            if left_s <= 0:
-                return
-            poll = select.poll()
-            for number, link in waiting.items():
-                poll.register(number, link.events)
+        waiting = {link.fileno(): link for link in links if link.is_waited_for}
+        poll = select.poll()
+        for number, link in waiting.items():
+            poll.register(number, link.events)
+        while waiting and (left_s := end - self._clock()) > 0:
             for number, _ in poll.poll(left_s * 1000):
                 waiting[number].proceed()
+                if waiting[number].is_waited_for:
+                    poll.modify(number, waiting[number].events)
+                else:
+                    poll.unregister(number)
+                    del waiting[number]
 
 
 @contextlib.contextmanager
