@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from kvbraid.fleet import FleetIndex, Request
-from kvbraid.fleet.index import Explanation
+from kvbraid.fleet.answer import Explanation
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.config import PodConfig
 from kvbraid.service.errors import RefusalError

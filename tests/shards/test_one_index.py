@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
-from kvbraid.engine import EngineDialect, EngineProfile
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.fleet import Columns, FleetIndex, Request
 from kvbraid.hashing import MediaItem
@@ -16,7 +16,7 @@ from kvbraid.policy.asking import Promising
 from kvbraid.service.answers import ExplainRow, ScoreAnswer
 from kvbraid.service.ports import Index
 from kvbraid.sim.captures.read import Capture, Lookup, read_capture
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.captures import FIXTURES, captures_in
 from tests.shards.fleets import Fleet, fleet, stored_prompt

@@ -93,6 +93,7 @@ class ShardLink:
         self._path = parts.path.rstrip("/")
         self._clock = clock
         self._socket: socket.socket | None = None
+        self._unsent = b""
         self._room = memoryview(bytearray(_PIECE))
         self._body = bytearray()
         self._parser = httptools.HttpResponseParser(self)

@@ -5,10 +5,10 @@ shard tells of it, the row is the shard's own; where it does not, everything is 
 row is a bound. A shard is believed about its own pods alone. There is no I/O here.
 """
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -19,7 +19,13 @@ from kvbraid.fleet.answer import Seen
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy.view import RankId
 from kvbraid.service.answers import ExplainAnswer, ExplainRow
-from kvbraid.service.shards.messages import NUMBERS, ShardColumns, WrongAnswerError, ranks_of
+from kvbraid.service.shards.messages import (
+    NUMBERS,
+    ShardColumns,
+    WrongAnswerError,
+    array_of,
+    ranks_of,
+)
 
 UNKNOWN: Final = PodState.DEGRADED
 """The state of a rank whose shard does not tell of it: its engine may be well, unlike STALE."""
@@ -43,14 +49,14 @@ class Asked:
 
 
 class _Plan(NamedTuple):
-    """How rows become those of one answer: `order` picks them from all shards' rows in a line.
+    """How rows become those of one answer: `pick` takes them from all shards' rows in a line.
 
     The place after the last row stands for a row of which nothing is known; `lacking` counts the
     ranks that have it, by the number of their shard.
     """
 
     ranks: tuple[RankId, ...]
-    order: tuple[int, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     lacking: Mapping[int, int]
 
 
@@ -79,25 +85,23 @@ def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
     unknown = (rank for pods in asked.pods.values() for rank in _ranks(pods))
     places = dict.fromkeys(unknown, place) | places
     names = tuple(sorted(places))
-    return _Plan(names, tuple(places[rank] for rank in names), lacking)
+    return _Plan(names, _picking([places[rank] for rank in names]), lacking)
 
 
 def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Merged:
     """Merge columns of shards, by their numbers, about so many tokens."""
     numbers = sorted(told)
     plan = _plan(asked, tuple((number, told[number].roster) for number in numbers))
-    pick = _picking(plan.order)
-    states = [state for number in numbers for state in told[number].states]
+    tellers = [told[number] for number in numbers]
+    states = chain.from_iterable(teller.states for teller in tellers)
     columns: dict[str, Any] = {}
     for at, name in enumerate(NUMBERS):
-        line = array("I")
-        for number in numbers:
-            line.frombytes(told[number].numbers[at].cast("B"))
+        line = array_of(teller.numbers[at] for teller in tellers)
         line.append(num_tokens if name in _POSSIBLE else 0)
-        columns[name] = pick(line)
+        columns[name] = plan.pick(line)
     return Merged(
-        Columns(ranks=plan.ranks, states=pick([*states, UNKNOWN]), **columns),
-        _seen([told[number].seen for number in numbers], is_whole=set(numbers) >= set(asked.pods)),
+        Columns(ranks=plan.ranks, states=plan.pick([*states, UNKNOWN]), **columns),
+        _seen([teller.seen for teller in tellers], is_whole=set(numbers) >= set(asked.pods)),
         plan.lacking,
     )
 
