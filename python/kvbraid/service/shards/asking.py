@@ -34,7 +34,7 @@ _NOTHING: Final = withdraw_question(())
 _Told = TypeVar("_Told")
 
 
-class Asker:
+class ShardAsker:
     """A connection to each shard; thread-safe.
 
     Attributes:

@@ -27,7 +27,7 @@ from kvbraid.service.answers import ExplainRow, IndexRow
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.sharding import shard_of
-from kvbraid.service.shards.asking import QUESTION, Asker
+from kvbraid.service.shards.asking import QUESTION, ShardAsker
 from kvbraid.service.shards.link import ShardLink, ShardTarget
 from kvbraid.service.shards.merging import (
     UNKNOWN,
@@ -82,8 +82,8 @@ class Front:
         self, table: SharedTable, key: str | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._run = secrets.token_hex(8)
-        self._choices = Asker(table, key, clock)
-        self._others = Asker(table, key, clock)  # So that no choice waits for an explanation.
+        self._choices = ShardAsker(table, key, clock)
+        self._others = ShardAsker(table, key, clock)  # So that no choice waits for an explanation.
         self._lock = threading.Lock()
         self._pods: dict[PodId, _KnownPod] = {}
         self._asked: dict[str, Asked] = {}  # By model; made anew when a pod comes or goes.
