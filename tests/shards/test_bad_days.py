@@ -272,6 +272,7 @@ def test_a_front_answers_every_route_or_names_the_shard_that_does() -> None:
         assert 'kvbraid_shard_up{shard="1"} 0.0' in text
         assert 'kvbraid_shard_up{shard="2"} 1.0' in text
         assert 'kvbraid_shard_questions_total{outcome="answered",shard="2"}' in text
+        assert 'kvbraid_shard_questions_total{outcome="malformed",shard="2"} 0.0' in text
         made.servers[1].start()
 
 

@@ -315,8 +315,10 @@ class Front:
     @property
     def counts(self) -> Mapping[int, Counter[str]]:
         """What has become of all questions, by the number of their shard."""
-        others = self._others.links
-        return {number: link.counts + others[number].counts for number, link in self.links.items()}
+        counts = {number: Counter(link.counts) for number, link in self.links.items()}
+        for number, link in self._others.links.items():
+            counts[number].update(link.counts)
+        return counts
 
     @property
     def problem(self) -> str:
