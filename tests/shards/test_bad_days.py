@@ -336,6 +336,7 @@ def test_no_choice_waits_for_an_explanation() -> None:
         asking.start()
         assert begun.wait(20)
         assert list(made.front.score(PROMPT).columns().lower).count(144) == len(PODS)
+        assert asking.is_alive()
         goes_on.set()
         asking.join()
 
