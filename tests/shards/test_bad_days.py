@@ -7,14 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
-from kvbraid.fleet import Request
+from kvbraid.fleet import FleetIndex, Request
+from kvbraid.fleet.answer import Explanation
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.config import PodConfig
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
 from kvbraid.service.keys import KeyEntry, digest
+from kvbraid.service.requests import ReportBody
 from kvbraid.service.sharding import shard_of
-from kvbraid.service.shards.messages import ShardQuestion, ranks_of, read_answer
+from kvbraid.service.shards.merging import read_reasons, unknown_reasons
+from kvbraid.service.shards.messages import (
+    ShardQuestion,
+    WrongAnswerError,
+    ranks_of,
+    read_answer,
+)
 
 from tests.service.in_process import TestClient
 from tests.service.serving import until
@@ -237,7 +245,7 @@ def test_a_put_for_another_shard_says_whose_pod_it_is() -> None:
         assert set(server.service.pods) & {ours, theirs} == {ours}
 
 
-def test_a_front_says_what_it_has_no_index_for() -> None:
+def test_a_front_answers_every_route_or_names_the_shard_that_does() -> None:
     with fleet() as made:
         held(made)
         client = TestClient(Application(made.service))
@@ -245,11 +253,15 @@ def test_a_front_says_what_it_has_no_index_for() -> None:
         whole = msgspec.json.decode(made.whole.score(PROMPT).to_json())
         assert client.post("/v1/score", json=body).json() == whole
         assert client.post("/v1/pick", json=body).json()["lower"] == 144
-        for path, more in (
-            ("/v1/explain", {}), ("/v1/routed", {"pod": "pod-0", "produced": [1]})
-        ):  # fmt: skip
-            answer = client.post(path, json=body | more)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (421, "other_shard")
+        why = {row.pod: row.reason for row in made.whole.explain(PROMPT).rows}
+        for path in ("/v1/explain", "/v1/strips"):
+            rows = client.post(path, json=body).json()["pods"]
+            assert {row["pod"]: row["reason"] for row in rows} == why
+        noted = client.post("/v1/routed", json=body | {"pod": "pod-0", "produced": [1]})
+        assert noted.json() == {"pod": "pod-0", "status": "noted"}
+        refused = client.get("/v1/pods/pod-0/snapshot").json()["error"]
+        assert refused["code"] == "other_shard"
+        assert f"{made.shard('pod-0').url}) indexes pod 'pod-0'" in refused["message"]
         assert client.post("/v1/shard", content=b"").json()["error"]["code"] == "other_shard"
         rows = client.get("/v1/pods").json()["pods"]
         assert {row["state"] for row in rows} == {"exact"}
@@ -260,7 +272,99 @@ def test_a_front_says_what_it_has_no_index_for() -> None:
         assert 'kvbraid_shard_up{shard="1"} 0.0' in text
         assert 'kvbraid_shard_up{shard="2"} 1.0' in text
         assert 'kvbraid_shard_questions_total{outcome="answered",shard="2"}' in text
+        assert 'kvbraid_shard_questions_total{outcome="malformed",shard="2"} 0.0' in text
         made.servers[1].start()
+
+
+def test_what_a_shard_does_not_explain_or_note_is_said() -> None:
+    with fleet() as made:
+        held(made)
+        client = TestClient(Application(made.service))
+        body = {"model": "m", "token_ids": list(range(160))}
+        pod = next(iter(made.pods_of(2)))
+        routed = body | {"pod": pod, "produced": [1]}
+        made.shard(pod).index.remove(PodId(pod))
+        made.shard(pod).service._set_pods({})
+        (row,) = made.front.explain(Request(model="m", token_ids=range(160), pods=[pod])).rows
+        assert (row.state, row.lower, row.upper, row.groups) == (PodState.DEGRADED, 0, 160, [])
+        assert row.reason.startswith(
+            f"shard 2/3 ({made.servers[2].url}) refuses: no registered pod"
+        )
+        refused = client.post("/v1/routed", json=routed)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shard_silent")
+        made.servers[2].stop()
+        drawn = {row["pod"]: row for row in client.post("/v1/strips", json=body).json()["pods"]}
+        assert {name for name, row in drawn.items() if "is down" in row["reason"]} == made.pods_of(
+            2
+        )
+        assert drawn[pod]["upper"] == 160
+        assert "is down" in client.post("/v1/routed", json=routed).json()["error"]["message"]
+        made.servers[2].start()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"lower": 9, "upper": 8}, {"upper": 161}, {"limiting": {"group": 0, "boundary": 1 << 60}}],
+)
+def test_a_shard_is_not_believed_what_cannot_be(fields: dict[str, object]) -> None:
+    row = msgspec.to_builtins(unknown_reasons((PodId("a"), 0), 160, ""))
+    assert read_reasons(160, told_rows(row))
+    with pytest.raises(WrongAnswerError, match="rank 0 of a"):
+        read_reasons(160, told_rows(row | fields))
+    group = {"group": 0, "kind": "full_attention", "window": None, "held": [], "accepted": None}
+    with pytest.raises(WrongAnswerError):
+        read_reasons(160, told_rows(row | {"groups": [group | {"block_size": 0}]}))
+
+
+def told_rows(*rows: dict[str, object]) -> bytes:
+    return msgspec.json.encode({"model": "m", "num_tokens": 160, "pods": rows})
+
+
+def test_no_choice_waits_for_an_explanation() -> None:
+    with fleet() as made:
+        held(made)
+        begun, goes_on, explain = threading.Event(), threading.Event(), FleetIndex.explain
+        server = made.servers[1]
+
+        def waits(request: Request) -> Explanation:
+            begun.set()
+            assert goes_on.wait(20)
+            return explain(server.index, request)
+
+        server.index.explain = waits  # type: ignore[method-assign]
+        asking = threading.Thread(target=made.front.explain, args=(PROMPT,))
+        asking.start()
+        assert begun.wait(20)
+        assert list(made.front.score(PROMPT).columns().lower).count(144) == len(PODS)
+        assert asking.is_alive()
+        goes_on.set()
+        asking.join()
+
+
+def test_no_report_waits_for_the_shards_of_a_choice() -> None:
+    with fleet() as made:
+        held(made)
+        picking = made.service.picking
+        for name in ("ends", "fails"):
+            picking.choose(name, Request(model="m", token_ids=range(1000, 2000)))
+        with made.servers[3].hanging():
+            choosing = threading.Thread(target=picking.choose, args=("waits", PROMPT))
+            choosing.start()
+            assert until(lambda: made.front.links[3].is_waited_for, bool)
+            picking.report(ReportBody(pick="ends", event="first_token"))
+            picking.report(ReportBody(pick="ends", event="end"))
+            picking.report(ReportBody(pick="fails", event="failed"))
+            assert picking.num_booked() == 0
+            assert choosing.is_alive()
+        choosing.join()
+        assert picking.num_booked() == 1
+        num = made.front.num_promised()
+        assert until(lambda: num_promised(made), lambda found: found == num) == num
+
+
+def num_promised(made: Fleet) -> int:
+    """What all shards count as on its way."""
+    return sum(server.index.num_promised() for server in made.servers.values())
 
 
 def test_a_shard_refuses_what_is_no_question() -> None:

@@ -23,6 +23,8 @@ from kvbraid.service.shards.messages import (
     WithdrawQuestion,
     WrongAnswerError,
     answer,
+    are_at_most,
+    array_of,
     promise_question,
     prompt_of,
     ranks_of,
@@ -101,11 +103,30 @@ def test_the_bytes_of_an_answer_are_those_of_version_1() -> None:
     assert scored() == ANSWER
 
 
+def numbers_of(column: bytes) -> list[int]:
+    return list(array_of([column]))
+
+
+_Number = st.one_of(st.integers(0, 3), st.integers(0, (1 << 32) - 1))
+_Limit = st.one_of(st.integers(0, 3), st.integers(0, (1 << 31) - 1))
+
+
+@given(st.lists(st.tuples(_Number, _Limit)))
+@example([(0, 1), (1, 0)])
+@example([((1 << 32) - 1, (1 << 31) - 1)])
+def test_all_numbers_are_compared_at_once_as_one_by_one(pairs: list[tuple[int, int]]) -> None:
+    numbers, limits = (
+        b"".join(pair[side].to_bytes(4, "little") for pair in pairs) for side in (0, 1)
+    )
+    at_once = are_at_most(numbers, int.from_bytes(limits, "little"))
+    assert at_once == all(number <= limit for number, limit in pairs)
+
+
 def test_an_answer_comes_back() -> None:
     told = read_answer(17, ANSWER)
     assert ranks_of(told.roster) == (("a", 0), ("b", 0))
     assert told.states == (PodState.EXACT, PodState.STALE)
-    numbers = dict(zip(NUMBERS, map(list, told.numbers), strict=True))
+    numbers = dict(zip(NUMBERS, map(numbers_of, told.numbers), strict=True))
     possible = {name for name, column in numbers.items() if column == [16, 16]}
     assert possible == {"upper", "soon"}
     assert all(numbers[name] == [16, 0] for name in numbers.keys() - possible)
@@ -191,7 +212,7 @@ def test_an_answer_of_an_index_is_that_of_its_columns() -> None:
     index.register(PodId("a"), model="m", topology=FULL)
     scores = index.score(Request(model="m", token_ids=range(40)))
     told = read_answer(40, answer(scores))
-    assert [list(c) for c in told.numbers] == [
+    assert [numbers_of(column) for column in told.numbers] == [
         list(getattr(scores.columns(), name)) for name in NUMBERS
     ]
     assert told.seen is None

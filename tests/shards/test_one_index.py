@@ -6,18 +6,27 @@ from random import Random
 
 import msgspec
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.fleet import Columns, FleetIndex, Request
 from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodId
 from kvbraid.policy import Router, RouterOptions
 from kvbraid.policy.asking import Promising
-from kvbraid.service.answers import ScoreAnswer
+from kvbraid.service.answers import ExplainRow, ScoreAnswer
+from kvbraid.service.ports import Index
 from kvbraid.sim.captures.read import Capture, Lookup, read_capture
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.captures import FIXTURES, captures_in
 from tests.shards.fleets import Fleet, fleet, stored_prompt
 
+SILENT = Topology(
+    groups=(
+        GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),
+        GroupSpec(kind=SpecKind.MAMBA, block_size=16),
+    )
+)
 LOOKUPS = 12
 """Of one capture."""
 
@@ -35,10 +44,16 @@ def rows(body: bytes) -> ScoreAnswer:
     return msgspec.json.decode(body, type=ScoreAnswer)
 
 
+def reasons(index: Index, request: Request) -> list[ExplainRow]:
+    rows = index.explain(request).rows
+    return msgspec.convert(rows, list[ExplainRow], from_attributes=True)
+
+
 def assert_equal(fleet: Fleet, request: Request) -> None:
     ours, theirs = (index.score(request, with_seen=True) for index in (fleet.front, fleet.whole))
     assert by_name(ours.columns()) == by_name(theirs.columns())
     assert rows(ours.to_json()) == rows(theirs.to_json())
+    assert reasons(fleet.front, request) == reasons(fleet.whole, request)
     assert ours.seen is not None
     assert theirs.seen is not None
     assert ours.seen.tokens == theirs.seen.tokens
@@ -112,6 +127,24 @@ def test_what_no_index_can_answer_is_refused_alike() -> None:
             for wrong in ([-1], [1 << 64], ["1"]):
                 with pytest.raises(InvalidValueError):
                     index.score(Request(model="m", token_ids=wrong)).columns()  # type: ignore[arg-type]
+
+
+def test_a_shard_is_told_what_was_sent_to_its_pods() -> None:
+    long, short, asked = (Request(model="m", token_ids=range(end)) for end in (257, 209, 210))
+    with fleet() as made:
+        made.register("pod-0", SILENT, EngineProfile(dialect=EngineDialect.SGLANG), dp_size=2)
+        made.register("pod-1", model="other")
+        for index in (made.front, made.whole):
+            index.routed(PodId("pod-0"), long, [257])
+            for pod, rank in (("pod-0", 2), ("pod-1", 0), ("nobody", 0)):
+                with pytest.raises(UnknownError):
+                    index.routed(PodId(pod), long, [1], dp_rank=rank)
+        made.apply("pod-0", stored_prompt(range(256)))
+        assert made.front.score(asked).columns().expected[0] == 0
+        for index in (made.front, made.whole):
+            index.routed(PodId("pod-0"), short, [8])
+        assert made.front.score(asked).columns().expected[0] == 192
+        assert_equal(made, asked)
 
 
 def chosen(index: Promising, seed: int) -> list[tuple[object, ...]]:

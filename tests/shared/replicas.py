@@ -28,7 +28,9 @@ from tests.service.fakes import FakeFeed
 from tests.service.in_process import TestClient
 from tests.service.serving import until
 
-NATS: Final = shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+NATS: Final = os.environ.get("KVBRAID_NATS_SERVER") or shutil.which(
+    "nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin"
+)
 TOPOLOGY: Final = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),))
 PODS: Final = ("pod-0", "pod-1")
 

@@ -236,6 +236,25 @@ def test_a_stream_whose_limit_is_reached_drops_its_oldest(tmp_path: Path) -> Non
             assert late.knows(fleet, PodState.DEGRADED)
 
 
+def test_a_question_that_a_newer_server_calls_completed_has_no_problem(tmp_path: Path) -> None:
+    with (
+        jetstream(tmp_path) as server,
+        engines(models=ONE) as fleet,
+        relaying(table(server), fleet) as relay,
+        reading(table(server)) as late,
+    ):
+        late.add(fleet)
+        fleet.serve(5)
+        assert relay.has(fleet.seqs())
+        assert late.knows(fleet)
+        assert late.log
+        [follow] = late.log._follows.values()
+        late.log._take_status(follow, {"Status": "409", "Description": "Batch Completed"})
+        assert not follow.problem
+        assert follow.is_over
+        assert not follow.is_over.is_set()
+
+
 def test_messages_of_another_project_are_nobodys_batches(tmp_path: Path) -> None:
     with jetstream(tmp_path) as server, engines(models=ONE) as fleet:
         subject = f"kvbraid.default.events.{ONE[0]}.0"

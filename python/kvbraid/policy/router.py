@@ -123,7 +123,8 @@ class Router:
         self._loads: defaultdict[str, RecentLoad] = defaultdict(RecentLoad)  # By model.
         self._ending: list[tuple[float, int]] = []  # Promises, by the time at which they end.
         self._counts: Counter[str] = Counter()
-        self._lock = Lock()
+        self._choosing = Lock()  # Of one choice at a time; it is taken before the other one.
+        self._lock = Lock()  # Of what is kept here; no answer is waited for meanwhile.
 
     def route_by(
         self,
@@ -269,50 +270,53 @@ class Router:
             NoRankError: None of its ranks is a candidate, or may be sent a request.
             InvalidValueError: As in `FleetIndex.score`.
         """
-        with self._lock:
-            self._release(now)
-            if self._drop(name, now):
-                self._counts["asked_again"] += 1
-            if self._seconds_of(request).per_loaded_token and request.tiers is None:
-                request = replace(request, tiers=_ALL_TIERS)
+        with self._choosing:
+            with self._lock:
+                self._release(now)
+                if self._drop(name, now):
+                    self._counts["asked_again"] += 1
+                if self._seconds_of(request).per_loaded_token and request.tiers is None:
+                    request = replace(request, tiers=_ALL_TIERS)
+            # Shards may be waited for here; no report of another request has to wait, too.
             scores = self._index.score(request, with_seen=self._options.with_seen)
             columns = scores.columns()
-            before = self._before(columns.ranks, request, now, priority)
-            said = self._said(columns, before, now)
-            chosen = self._candidates(columns, said, request, candidates)
-            if "full" in chosen.lifted and not may_overfill:
-                # Another replica may be wrong or lie, so by its word nobody is refused.
-                said = said._replace(running=before.known)
+            with self._lock:
+                before = self._before(columns.ranks, request, now, priority)
+                said = self._said(columns, before, now)
                 chosen = self._candidates(columns, said, request, candidates)
-                if "full" in chosen.lifted:
-                    raise FullError(f"every rank of {shortened(request.model)} is full")
-            view = self._view(columns, request, before, said, now)
-            if num_tokens and not len(request.token_ids):
-                view = msgspec.structs.replace(view, tokens=num_tokens)
-            if len(chosen.rows) < len(view):
-                view = view.of(chosen.rows)
-            costs = self.policy.costs(view)
-            place = self._place(costs, view, session)
-            row = chosen.rows[place]
-            decision = Decision(
-                name=name,
-                policy=self.policy,
-                view=view,
-                costs=costs,
-                place=place,
-                columns=columns,
-                row=row,
-                seen=scores.seen,
-                lower=columns.lower[row],
-                upper=columns.upper[row],
-                state=columns.states[row],
-                lifted=chosen.lifted,
-                left_out=chosen.left_out,
-                seconds_given=request.model in self._seconds,
-                fitted=fit.now if (fit := self._fits.get(request.model)) is not None else None,
-            )
-            self._book(decision, scores, now, priority)
-            return decision
+                if "full" in chosen.lifted and not may_overfill:
+                    # Another replica may be wrong or lie, so by its word nobody is refused.
+                    said = said._replace(running=before.known)
+                    chosen = self._candidates(columns, said, request, candidates)
+                    if "full" in chosen.lifted:
+                        raise FullError(f"every rank of {shortened(request.model)} is full")
+                view = self._view(columns, request, before, said, now)
+                if num_tokens and not len(request.token_ids):
+                    view = msgspec.structs.replace(view, tokens=num_tokens)
+                if len(chosen.rows) < len(view):
+                    view = view.of(chosen.rows)
+                costs = self.policy.costs(view)
+                place = self._place(costs, view, session)
+                row = chosen.rows[place]
+                decision = Decision(
+                    name=name,
+                    policy=self.policy,
+                    view=view,
+                    costs=costs,
+                    place=place,
+                    columns=columns,
+                    row=row,
+                    seen=scores.seen,
+                    lower=columns.lower[row],
+                    upper=columns.upper[row],
+                    state=columns.states[row],
+                    lifted=chosen.lifted,
+                    left_out=chosen.left_out,
+                    seconds_given=request.model in self._seconds,
+                    fitted=fit.now if (fit := self._fits.get(request.model)) is not None else None,
+                )
+                self._book(decision, scores, now, priority)
+                return decision
 
     def _before(
         self, ranks: Sequence[RankId], request: Request, now: float, priority: int
@@ -552,7 +556,7 @@ class Router:
     @property
     def is_choosing(self) -> bool:
         """Whether a thread is choosing or reporting now, for which others have to wait."""
-        return self._lock.locked()
+        return self._choosing.locked() or self._lock.locked()
 
     def num_booked(self) -> int:
         """Return how many requests are in flight."""

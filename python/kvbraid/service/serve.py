@@ -17,7 +17,8 @@ from kvbraid.service.neighbour import Neighbour
 from kvbraid.service.picking import Picking
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
-from kvbraid.service.shards.front import Front, NoFeed
+from kvbraid.service.shards.front import Front
+from kvbraid.service.shards.no_feed import NoFeed
 from kvbraid.service.shared.log_reader import LogReader
 from kvbraid.service.snapshots import Snapshots, read_secret
 

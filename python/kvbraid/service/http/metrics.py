@@ -291,7 +291,9 @@ class Metrics(Collector):
             up.add_metric([str(number)], not link.problem)
         yield up
         counts = {
-            (str(n), what): c for n, link in links.items() for what, c in link.counts.items()
+            (str(number), what): count
+            for number, counts in (front.counts if front is not None else {}).items()
+            for what, count in counts.items()
         }
         yield _counter(
             "kvbraid_shard_questions", "Questions to shards, by what became of them.",

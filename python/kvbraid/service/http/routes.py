@@ -164,6 +164,8 @@ def pod_snapshot(context: Context, call: Call) -> Answer:
     service, pod = context.service, PodId(call.pod)
     if pod not in service.followed:
         raise RefusalError("unknown_pod", f"pod {shortened(pod)} is not followed")
+    if service.front is not None:
+        raise service.front.elsewhere(pod)
     if service.snapshots is None:
         remedy = "set index.snapshots in its fleet.toml"
         raise RefusalError("not_found", "this server keeps no snapshots", remedy=remedy)
@@ -418,7 +420,7 @@ ROUTES: Final = (
     Route(
         method="POST", path="/v1/routed", right="route", handler=routed, at_once=never_at_once,
         body=RoutedBody, answers={200: answers.PodChange},
-        errors=_READ_ERRORS,
+        errors=(*_READ_ERRORS, "shard_silent"),
     ),
     Route(
         method="POST", path="/v1/pick", right="route", handler=pick, at_once=pick_at_once,
@@ -468,7 +470,7 @@ ROUTES: Final = (
     Route(
         method="GET", path="/v1/pods/{id}/snapshot", right="snapshot", handler=pod_snapshot,
         at_once=never_at_once,
-        answers={200: None}, errors=("unknown_pod", "not_found", "not_settled"),
+        answers={200: None}, errors=("unknown_pod", "not_found", "not_settled", "other_shard"),
     ),
     Route(
         method="GET", path="/v1/policy", right="read", handler=show_policy, at_once=never_at_once,

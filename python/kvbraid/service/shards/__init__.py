@@ -7,5 +7,7 @@ no index: it asks all shards, puts their columns together, and chooses. In readi
     answering  a shard's side: questions to answers, and the promises of fronts
     merging    the columns and rows of several shards as those of one index
     link       one connection to a shard, which is never waited for
+    asking     a question to all shards at once, and their answers within a time
     front      all shards as one index
+    no_feed    what a front has in place of a subscriber
 """

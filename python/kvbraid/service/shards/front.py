@@ -5,62 +5,61 @@ shard does not say in time is a bound, and no error. The caller's thread asks, o
 sends to all shards and waits for all of them together.
 """
 
-import contextlib
 import logging
 import secrets
-import select
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
 from kvbraid.engine import EngineProfile
-from kvbraid.errors import InvalidValueError, UnknownError, one_line, shortened
-from kvbraid.events.sequence import Settled
+from kvbraid.errors import UnknownError, shortened
 from kvbraid.fleet import Columns, Request
 from kvbraid.fleet.answer import Seen
-from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodId, PodState
 from kvbraid.policy.view import RankId
-from kvbraid.service.answers import ErrorAnswer, IndexRow
-from kvbraid.service.config import Followed
+from kvbraid.service.answers import ExplainRow, IndexRow
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.ports import ExplainedRequest
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.sharding import shard_of
+from kvbraid.service.shards.asking import QUESTION, ShardAsker
 from kvbraid.service.shards.link import ShardLink, ShardTarget
-from kvbraid.service.shards.merging import UNKNOWN, Asked, Merged, merge, merge_rows, read_rows
+from kvbraid.service.shards.merging import (
+    UNKNOWN,
+    Asked,
+    Merged,
+    merge,
+    merge_rows,
+    read_reasons,
+    read_rows,
+    unknown_reasons,
+    unknown_score,
+)
 from kvbraid.service.shards.messages import (
-    MESSAGE_PACK,
-    WrongAnswerError,
+    json_question,
     promise_question,
     prompt_of,
     read_answer,
+    routed_question,
     score_question,
     withdraw_question,
 )
 from kvbraid.spec import Topology
 
-QUESTION: Final = ShardTarget("/v1/shard", MESSAGE_PACK)
-ROWS: Final = ShardTarget("/v1/score", "application/json")
-
-TOKENS_OF_A_DEADLINE: Final = 65_536
-"""For each so many tokens of a prompt, a shard has its deadline once more."""
+JSON: Final = "application/json"
+ROWS: Final = ShardTarget("/v1/score", JSON)
+REASONS: Final = ShardTarget("/v1/explain", JSON, deadlines=20)
+ROUTED: Final = ShardTarget("/v1/routed", JSON, deadlines=20)
+"""No choice waits for explanations and reports, so a shard has more time for them."""
 
 LOOK_S: Final = 1.0
 
-_OK: Final = 200
-_OF_THE_REQUEST: Final = "invalid_value"
-"""The code of refusals that say something of the request, and not of the shard."""
-
 _LOGGER: Final = logging.getLogger("kvbraid.shards")
-_ERROR: Final = msgspec.json.Decoder(ErrorAnswer)
-_Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +81,9 @@ class Front:
     def __init__(
         self, table: SharedTable, key: str | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        num, self._run = len(table.shards), secrets.token_hex(8)
-        self.links: Mapping[int, ShardLink] = {
-            number: ShardLink(f"{number}/{num}", url, key, clock=clock)
-            for number, url in enumerate(table.shards, start=1)
-        }
-        self._answer_s = table.shard_answer_s
-        self._clock = clock
+        self._run = secrets.token_hex(8)
+        self._choices = ShardAsker(table, key, clock)
+        self._others = ShardAsker(table, key, clock)  # So that no choice waits for an explanation.
         self._lock = threading.Lock()
         self._pods: dict[PodId, _KnownPod] = {}
         self._asked: dict[str, Asked] = {}  # By model; made anew when a pod comes or goes.
@@ -113,7 +108,7 @@ class Front:
         """Make a pod known, which its shard indexes."""
         del topology, engine, loras
         with self._lock:
-            known = _KnownPod(model, dp_size, shard_of(pod, len(self.links)))
+            known = _KnownPod(model, dp_size, self._shard_of(pod))
             self._pods[pod] = known
             self._asked.clear()
 
@@ -185,7 +180,8 @@ class Front:
         def question(pods: Sequence[PodId] | None) -> bytes:
             return score_question(prompt, request, pods, with_seen=with_seen)
 
-        told = self._ask(QUESTION, asked, question, request, partial(read_answer, num_tokens))
+        read = partial(read_answer, num_tokens)
+        told = self._choices.ask(QUESTION, _bodies(question, asked, request), num_tokens, read)
         merged = merge(asked, told, num_tokens)
         for number in told:
             lacking = merged.lacking[number]
@@ -199,17 +195,48 @@ class Front:
 
         Raises as `ask_columns`.
         """
-        asked = self._about(request)
-        fields = {name: getattr(request, name) for name in Request.__slots__}
-        fields["token_ids"] = list(request.token_ids)
-        if request.extra_keys is not None:
-            fields["extra_keys"] = [MediaItem(*item)._asdict() for item in request.extra_keys]
+        asked, num_tokens = self._about(request), len(request.token_ids)
+        told = self._others.ask(ROWS, _json_bodies(asked, request), num_tokens, read_rows)
+        rows = merge_rows(asked, told, lambda _, rank: unknown_score(rank, num_tokens))
+        fields = {"model": request.model, "num_tokens": num_tokens, "pods": rows}
+        return msgspec.json.encode(fields)
 
-        def question(pods: Sequence[PodId] | None) -> bytes:
-            return msgspec.json.encode(fields | {"pods": pods})
+    def explain(self, request: Request) -> "FrontReasons":
+        """Ask all shards for the reasons of their answers.
 
-        told = self._ask(ROWS, asked, question, request, read_rows)
-        return merge_rows(asked, told, request.model, len(request.token_ids))
+        Raises as `ask_columns`.
+        """
+        asked, num_tokens = self._about(request), len(request.token_ids)
+        read = partial(read_reasons, num_tokens)
+        told = self._others.ask(REASONS, _json_bodies(asked, request), num_tokens, read)
+
+        def unknown(number: int, rank: RankId) -> ExplainRow:
+            return unknown_reasons(rank, num_tokens, self._silence(number))
+
+        return FrontReasons(merge_rows(asked, told, unknown))
+
+    def routed(
+        self, pod: PodId, request: Request, produced: Sequence[int], *, dp_rank: int = 0
+    ) -> None:
+        """Tell a pod's shard what it was sent, and what came back.
+
+        Raises:
+            UnknownError: The pod does not serve the model, or has no such rank.
+            InvalidValueError: As of the shard's index.
+            RefusalError: `shard_silent`: the shard has not noted it.
+        """
+        [(number, pods)] = self._about(replace(request, pods=[pod])).pods.items()
+        if dp_rank >= pods[pod]:
+            raise UnknownError(f"pod {shortened(pod)} has no rank {dp_rank}")
+        body = routed_question(request, (pod, dp_rank), produced)
+        told = self._others.ask(ROUTED, {number: body}, len(request.token_ids), bytes)
+        if not told:
+            raise RefusalError("shard_silent", self._silence(number))
+
+    def _silence(self, number: int) -> str:
+        """Say why a shard has told nothing of a rank."""
+        link = self._others.links[number]
+        return f"{link.name} {link.trouble or 'does not have it yet'}"
 
     def _about(self, request: Request) -> Asked:
         with self._lock:
@@ -234,47 +261,6 @@ class Front:
             raise UnknownError(f"no registered pod serves model {shortened(model)}")
         return Asked(of)
 
-    def _ask(
-        self,
-        target: ShardTarget,
-        asked: Asked,
-        question: Callable[[Sequence[PodId] | None], bytes],
-        request: Request,
-        read: Callable[[bytes], _Told],
-    ) -> dict[int, _Told]:
-        """Ask all shards that have one of the pods; return what those have told that are in time.
-
-        Raises:
-            InvalidValueError: A shard says that no request can have a value of this one.
-        """
-        same = question(None) if request.pods is None else None
-        bodies = {number: same or question(list(pods)) for number, pods in asked.pods.items()}
-        told: dict[int, _Told] = {}
-        with self._lock:
-            more = 1 + len(request.token_ids) // TOKENS_OF_A_DEADLINE
-            end = self._clock() + self._answer_s * more
-            links = {n: self.links[n] for n in bodies if self.links[n].ask(target, bodies[n])}
-            self._wait(links.values(), end)
-            answers = {number: link.take() for number, link in links.items()}
-            for number, answer in answers.items():
-                if answer is not None and answer.status == _OK:
-                    with _judging(links[number]):
-                        told[number] = read(answer.body)
-                elif answer is not None:
-                    _note_refusal(links[number], answer.body)
-        return told
-
-    def _wait(self, links: Iterable[ShardLink], end: float) -> None:
-        while waiting := {link.fileno(): link for link in links if link.is_waited_for}:
-            left_s = end - self._clock()
-            if left_s <= 0:
-                return
-            poll = select.poll()
-            for number, link in waiting.items():
-                poll.register(number, link.events)
-            for number, _ in poll.poll(left_s * 1000):
-                waiting[number].proceed()
-
     # ---- promises --------------------------------------------------------------------------
 
     def promise(
@@ -291,20 +277,18 @@ class Front:
                 raise UnknownError(f"pod {shortened(rank[0])} is not registered")
             self._num_promises = number = self._num_promises + 1
             self._promised[number] = known.shard
-            told = promise_question(
-                prompt_of(request), self._name(number), rank, junction, sparse_windows
-            )
-            self.links[known.shard].ask(QUESTION, told, is_waited_for=False)
-            return number
+        prompt, name = prompt_of(request), self._name(number)
+        told = promise_question(prompt, name, rank, junction, sparse_windows)
+        self._choices.tell(known.shard, told)
+        return number
 
     def withdraw(self, promise: int) -> bool:
         """End a promise; return whether it still counted here."""
         with self._lock:
             shard = self._promised.pop(promise, None)
-            if shard is not None:
-                told = withdraw_question([self._name(promise)])
-                self.links[shard].ask(QUESTION, told, is_waited_for=False)
-            return shard is not None
+        if shard is not None:
+            self._choices.tell(shard, withdraw_question([self._name(promise)]))
+        return shard is not None
 
     def num_promised(self) -> int:
         """Return how many promises were made and not withdrawn."""
@@ -313,52 +297,53 @@ class Front:
     def _name(self, promise: int) -> str:
         return f"{self._run}:{promise}"
 
-    # ---- what an index can do and a front cannot -------------------------------------------
-
-    def routed(
-        self, pod: PodId, request: Request, produced: Sequence[int], *, dp_rank: int = 0
-    ) -> None:
-        """Refuse: the pod's shard is to be told."""
-        del request, produced, dp_rank
-        raise other_shard(f"{self.links[shard_of(pod, len(self.links))].name} indexes {pod}")
-
-    def explain(self, request: Request) -> ExplainedRequest:
-        """Refuse: the shards explain."""
-        del request
-        raise other_shard("a front has no index, and explains nothing")
+    # ---- what an operator sees -------------------------------------------------------------
 
     def memory_bytes(self) -> int:
         """Return 0: nothing is indexed here."""
         return 0
 
-    # ---- what an operator sees -------------------------------------------------------------
+    def elsewhere(self, pod: PodId) -> RefusalError:
+        """Return the refusal of what the pod's shard is to be asked."""
+        return other_shard(f"{self.links[self._shard_of(pod)].name} indexes pod {shortened(pod)}")
+
+    @property
+    def links(self) -> Mapping[int, ShardLink]:
+        """The connections for choices, by the number of their shard."""
+        return self._choices.links
+
+    @property
+    def counts(self) -> Mapping[int, Counter[str]]:
+        """What has become of all questions, by the number of their shard."""
+        counts = {number: Counter(link.counts) for number, link in self.links.items()}
+        for number, link in self._others.links.items():
+            counts[number].update(link.counts)
+        return counts
 
     @property
     def problem(self) -> str:
         """Why some rows are bounds; empty if none has to be."""
-        with self._lock:
-            for link in self.links.values():
-                link.look()
-        told = ((link.name, link.problem or link.complaint) for link in self.links.values())
-        return "; ".join(f"{name} {what}" for name, what in told if what)
+        found = self._choices.problems() + self._others.problems()
+        return "; ".join(dict.fromkeys(found))
 
     def close(self) -> None:
         """Close all connections."""
         self._is_over.set()
-        with self._lock:
-            for link in self.links.values():
-                link.close()
+        self._choices.close()
+        self._others.close()
 
     def _watch(self) -> None:
         """Keep connections alive, and see when one is lost although nobody asks."""
-        nothing, before = withdraw_question(()), ""
+        before = ""
         while not self._is_over.wait(LOOK_S):
-            with self._lock:
-                for link in self.links.values():
-                    link.keep_alive(QUESTION, nothing)
+            self._choices.keep_alive()
+            self._others.keep_alive()
             if self.problem != before:
                 before = self.problem
                 _LOGGER.warning("%s", before or "all shards answer")
+
+    def _shard_of(self, pod: PodId) -> int:
+        return shard_of(pod, len(self.links))
 
     def check_integrity(self) -> None:
         """Assert that promises are those of shards. For tests."""
@@ -402,41 +387,10 @@ class FrontScores:
         return self._front.promise((pod, dp_rank), self._request, junction, sparse_windows)
 
 
-class NoFeed:
-    """What a front has in place of a subscriber: it follows nobody.
+class FrontReasons(NamedTuple):
+    """One explained request."""
 
-    `on_close` is called when it is closed.
-    """
-
-    failure: str | None = None
-
-    def __init__(self, on_close: Callable[[], None]) -> None:
-        self.close = on_close
-
-    def add(self, pod: PodId, config: Followed, progress: Sequence[Settled] = (), /) -> None:
-        """Follow nothing: the pod's shard does."""
-
-    def at_rest(self, pod: PodId, work: Callable[[Sequence[Settled]], None], /) -> bool:
-        """Return False: there is nothing to work on."""
-        del pod, work
-        return False
-
-    def check(self, config: Followed, replaced: Followed | None, /) -> None:
-        """Accept every address."""
-
-    def remove(self, pod: PodId, /) -> None:
-        """Do nothing."""
-
-    def status(self) -> Sequence[object]:
-        """Return no row."""
-        return ()
-
-    def strays(self) -> Mapping[str, int]:
-        """Return nothing."""
-        return {}
-
-    def start(self) -> None:
-        """Do nothing."""
+    rows: Sequence[ExplainRow]
 
 
 def other_shard(what: str) -> RefusalError:
@@ -444,29 +398,14 @@ def other_shard(what: str) -> RefusalError:
     return RefusalError("other_shard", what)
 
 
-@contextlib.contextmanager
-def _judging(link: ShardLink) -> Iterator[None]:
-    """Note whether what is read meanwhile is an answer."""
-    try:
-        yield
-    except (WrongAnswerError, msgspec.MsgspecError) as error:
-        link.judge("malformed", f"is no shard of this version: {one_line(str(error))}")
-    else:
-        link.judge("answered")
+def _bodies(
+    question: Callable[[Sequence[PodId] | None], bytes], asked: Asked, request: Request
+) -> dict[int, bytes]:
+    """Return what to ask each shard; it is the same for all, unless pods are named."""
+    if request.pods is None:
+        return dict.fromkeys(asked.pods, question(None))
+    return {number: question(list(pods)) for number, pods in asked.pods.items()}
 
 
-def _note_refusal(link: ShardLink, body: bytes) -> None:
-    """Note a refusal; one that says something of the request is raised.
-
-    Raises:
-        InvalidValueError: No request can have a value of this one.
-    """
-    try:
-        error = _ERROR.decode(body).error
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        link.judge("malformed", "answers with something else")
-        return
-    if error.code == _OF_THE_REQUEST:
-        link.judge("answered")
-        raise InvalidValueError(error.message)
-    link.judge("refused", f"refuses: {one_line(error.message)}")
+def _json_bodies(asked: Asked, request: Request) -> dict[int, bytes]:
+    return _bodies(partial(json_question, request), asked, request)

@@ -34,7 +34,7 @@ MOST_UNREAD: Final = 256
 """Questions whose answers nobody waits for, and which the shard has not answered yet."""
 
 _PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_PIECE: Final = 1 << 18
+_PIECE: Final = 1 << 16
 _WOULD_WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -50,10 +50,11 @@ class HttpAnswer(NamedTuple):
 
 
 class ShardTarget(NamedTuple):
-    """Where a question goes, and what its body is."""
+    """Where a question goes, what its body is, and how many deadlines its answer may take."""
 
     path: str
     content_type: str
+    deadlines: int = 1
 
 
 class _Expected(NamedTuple):
@@ -92,6 +93,8 @@ class ShardLink:
         self._path = parts.path.rstrip("/")
         self._clock = clock
         self._socket: socket.socket | None = None
+        self._unsent = b""
+        self._room = memoryview(bytearray(_PIECE))
         self._body = bytearray()
         self._parser = httptools.HttpResponseParser(self)
         self._made: socket.socket | None = None  # By the thread that connects.
@@ -107,6 +110,11 @@ class ShardLink:
         """Return the number of the socket, while there is one."""
         assert self._socket is not None
         return self._socket.fileno()
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be asked, or what was wrong with its last answer."""
+        return self.problem or self.complaint
 
     @property
     def events(self) -> int:
@@ -129,8 +137,8 @@ class ShardLink:
         if is_waited_for:
             self._answer = None
         first = f"POST {self._path}{target.path} HTTP/1.1\r\ncontent-type: {target.content_type}"
-        self._unsent += f"{first}\r\n{self._head}{len(body)}\r\n\r\n".encode("ascii") + body
-        self._send()
+        head = f"{first}\r\n{self._head}{len(body)}\r\n\r\n".encode("ascii")
+        self._send(head + body)
         return True
 
     def look(self) -> None:
@@ -178,23 +186,32 @@ class ShardLink:
         self._socket = self._made = None
         self.problem = "is not asked any more"
 
-    def _send(self) -> None:
-        try:
-            while self._unsent and self._socket is not None:
-                del self._unsent[: self._socket.send(self._unsent)]
-        except _WOULD_WAIT:
+    def _send(self, more: bytes = b"") -> None:
+        """Send what is left, and more, as much as goes without waiting."""
+        if not self._unsent and not more:
             return
+        left = memoryview(self._unsent + more if self._unsent else more)
+        try:
+            while left and self._socket is not None:
+                left = left[self._socket.send(left) :]
+        except _WOULD_WAIT:
+            pass
         except OSError as error:
             self._drop(f"is down: {_told(error)}")
+            return
+        self._unsent = bytes(left)
 
     def _receive(self) -> None:
+        """Read all that has come; of TLS also what no poll tells of: it is decrypted already."""
         try:
             while self._socket is not None:
-                data = self._socket.recv(_PIECE)
-                if not data:
+                num = self._socket.recv_into(self._room)
+                if not num:
                     self._drop("is down: it has closed the connection")
-                else:
-                    self._parser.feed_data(data)
+                    return
+                self._parser.feed_data(self._room[:num])
+                if self._tls is None and num < len(self._room):
+                    return
         except _WOULD_WAIT:
             return
         except (OSError, httptools.HttpParserError) as error:
@@ -227,7 +244,7 @@ class ShardLink:
             self._socket.close()
         self._socket = None
         self.problem = problem
-        self._unsent, self._body = bytearray(), bytearray()
+        self._unsent, self._body = b"", bytearray()
         self._expected: deque[_Expected] = deque()  # The answers to come.
         self._is_late = False
         self._parser = httptools.HttpResponseParser(self)

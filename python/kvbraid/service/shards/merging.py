@@ -5,12 +5,12 @@ shard tells of it, the row is the shard's own; where it does not, everything is 
 row is a bound. A shard is believed about its own pods alone. There is no I/O here.
 """
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,13 +18,21 @@ from kvbraid.fleet import Bounds, Columns, PodScore
 from kvbraid.fleet.answer import Seen
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy.view import RankId
-from kvbraid.service.shards.messages import NUMBERS, ShardColumns, ranks_of
+from kvbraid.service.answers import ExplainAnswer, ExplainRow
+from kvbraid.service.shards.messages import (
+    NUMBERS,
+    ShardColumns,
+    WrongAnswerError,
+    array_of,
+    ranks_of,
+)
 
 UNKNOWN: Final = PodState.DEGRADED
 """The state of a rank whose shard does not tell of it: its engine may be well, unlike STALE."""
 
-Rows: TypeAlias = Mapping[RankId, msgspec.Raw]
-"""The rows of a /v1/score answer, as they stand there."""
+_Row = TypeVar("_Row")
+Rows: TypeAlias = Mapping[RankId, _Row]
+"""The rows of one shard's answer."""
 
 _POSSIBLE: Final = frozenset({"upper", "soon"})
 """The columns that are not 0 in a row of which nothing is known: all tokens may be there."""
@@ -41,14 +49,14 @@ class Asked:
 
 
 class _Plan(NamedTuple):
-    """How rows become those of one answer: `order` picks them from all shards' rows in a line.
+    """How rows become those of one answer: `pick` takes them from all shards' rows in a line.
 
     The place after the last row stands for a row of which nothing is known; `lacking` counts the
     ranks that have it, by the number of their shard.
     """
 
     ranks: tuple[RankId, ...]
-    order: tuple[int, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     lacking: Mapping[int, int]
 
 
@@ -77,25 +85,23 @@ def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
     unknown = (rank for pods in asked.pods.values() for rank in _ranks(pods))
     places = dict.fromkeys(unknown, place) | places
     names = tuple(sorted(places))
-    return _Plan(names, tuple(places[rank] for rank in names), lacking)
+    return _Plan(names, _picking([places[rank] for rank in names]), lacking)
 
 
 def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Merged:
     """Merge columns of shards, by their numbers, about so many tokens."""
     numbers = sorted(told)
     plan = _plan(asked, tuple((number, told[number].roster) for number in numbers))
-    pick = _picking(plan.order)
-    states = [state for number in numbers for state in told[number].states]
+    tellers = [told[number] for number in numbers]
+    states = chain.from_iterable(teller.states for teller in tellers)
     columns: dict[str, Any] = {}
     for at, name in enumerate(NUMBERS):
-        line = array("I")
-        for number in numbers:
-            line.frombytes(told[number].numbers[at].cast("B"))
+        line = array_of(teller.numbers[at] for teller in tellers)
         line.append(num_tokens if name in _POSSIBLE else 0)
-        columns[name] = pick(line)
+        columns[name] = plan.pick(line)
     return Merged(
-        Columns(ranks=plan.ranks, states=pick([*states, UNKNOWN]), **columns),
-        _seen([told[number].seen for number in numbers], is_whole=set(numbers) >= set(asked.pods)),
+        Columns(ranks=plan.ranks, states=plan.pick([*states, UNKNOWN]), **columns),
+        _seen([teller.seen for teller in tellers], is_whole=set(numbers) >= set(asked.pods)),
         plan.lacking,
     )
 
@@ -129,9 +135,10 @@ class _ScoreRows(msgspec.Struct):
 
 _ROWS: Final = msgspec.json.Decoder(_ScoreRows)
 _ROW_NAME: Final = msgspec.json.Decoder(_RowName)
+_REASONS: Final = msgspec.json.Decoder(ExplainAnswer)
 
 
-def read_rows(body: bytes) -> Rows:
+def read_rows(body: bytes) -> Rows[msgspec.Raw]:
     """Read the body of a /v1/score answer; its rows stay as they are.
 
     Raises:
@@ -141,23 +148,41 @@ def read_rows(body: bytes) -> Rows:
     return {(name.pod, name.dp_rank): row for name, row in named}
 
 
-def merge_rows(asked: Asked, told: Mapping[int, Rows], model: str, num_tokens: int) -> bytes:
-    """Merge rows of shards, by their numbers, to the body of a /v1/score answer."""
-    rows: dict[RankId, msgspec.Raw | PodScore] = {}
+def read_reasons(num_tokens: int, body: bytes) -> Rows[ExplainRow]:
+    """Read the body of a /v1/explain answer about so many tokens.
+
+    Raises:
+        MsgspecError: It is none.
+        WrongAnswerError: A number in it is impossible.
+    """
+    rows = _REASONS.decode(body).pods
+    for row in rows:
+        boundary = 0 if row.limiting is None else row.limiting.boundary
+        sizes = [group.block_size for group in row.groups]
+        if not 0 <= row.lower <= row.upper <= num_tokens >= boundary or min(sizes, default=1) < 1:
+            raise WrongAnswerError(f"impossible numbers of rank {row.dp_rank} of {row.pod}")
+    return {(row.pod, row.dp_rank): row for row in rows}
+
+
+def merge_rows(
+    asked: Asked, told: Mapping[int, Rows[_Row]], unknown: Callable[[int, RankId], _Row]
+) -> list[_Row]:
+    """Merge rows of shards, by their numbers; `unknown` makes one of a shard that is missing."""
+    rows: dict[RankId, _Row] = {}
     for number, pods in asked.pods.items():
-        rows |= {rank: _possible(rank, num_tokens) for rank in _ranks(pods)}
         own = told.get(number, {})
+        rows |= {rank: unknown(number, rank) for rank in _ranks(pods) if rank not in own}
         rows |= {rank: row for rank, row in own.items() if rank[0] in pods}
-    in_order = [rows[rank] for rank in sorted(rows)]
-    return msgspec.json.encode({"model": model, "num_tokens": num_tokens, "pods": in_order})
+    return [rows[rank] for rank in sorted(rows)]
 
 
 def _ranks(pods: Mapping[PodId, int]) -> Iterator[RankId]:
     return ((pod, rank) for pod, dp_size in pods.items() for rank in range(dp_size))
 
 
-def _possible(rank: RankId, num_tokens: int) -> PodScore:
-    return PodScore(
+def unknown_score(rank: RankId, num_tokens: int) -> msgspec.Raw:
+    """Return a row of which nothing is known: everything is possible."""
+    row = PodScore(
         pod=rank[0],
         dp_rank=rank[1],
         state=UNKNOWN,
@@ -169,4 +194,19 @@ def _possible(rank: RankId, num_tokens: int) -> PodScore:
         tiers={Tier.GPU.value: Bounds(0, num_tokens)},
         limiting=None,
         score=0.0,
+    )
+    return msgspec.Raw(msgspec.json.encode(row))
+
+
+def unknown_reasons(rank: RankId, num_tokens: int, why: str) -> ExplainRow:
+    """Return what explains such a row: why its shard tells nothing."""
+    return ExplainRow(
+        pod=rank[0],
+        dp_rank=rank[1],
+        state=UNKNOWN,
+        lower=0,
+        upper=num_tokens,
+        limiting=None,
+        reason=why,
+        groups=[],
     )

@@ -15,10 +15,9 @@ what was read is bounded, and its columns are as long as its ranks.
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import le
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
@@ -140,11 +139,14 @@ class _ColumnsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 @dataclass(frozen=True, slots=True)
 class ShardColumns:
-    """The answer of one shard; `ranks_of` reads the roster, of as many ranks as there are rows."""
+    """The answer of one shard; `ranks_of` reads the roster, of as many ranks as there are rows.
+
+    A column of `numbers` is as it was sent; `array_of` reads it.
+    """
 
     roster: bytes
     states: tuple[PodState, ...]
-    numbers: tuple[memoryview, ...]
+    numbers: Sequence[bytes]
     seen: Seen | None
 
 
@@ -187,6 +189,36 @@ def withdraw_question(names: Sequence[str]) -> bytes:
     return _encode(("withdraw", VERSION, names))
 
 
+def json_question(request: Request, pods: Sequence[str] | None) -> bytes:
+    """Return the JSON body of a /v1/score or /v1/explain call about these pods."""
+    fields = {
+        "pods": pods,
+        "tiers": request.tiers,
+        "strategy": request.strategy,
+        "tier_weights": request.tier_weights,
+    }
+    return msgspec.json.encode(_json_prompt(request) | fields)
+
+
+def routed_question(request: Request, rank: RankId, produced: Sequence[int]) -> bytes:
+    """Return the JSON body of a /v1/routed call."""
+    pod, dp_rank = rank
+    fields = {"pod": pod, "dp_rank": dp_rank, "produced": list(produced)}
+    return msgspec.json.encode(_json_prompt(request) | fields)
+
+
+def _json_prompt(request: Request) -> dict[str, object]:
+    media = request.extra_keys
+    return {
+        "model": request.model,
+        "token_ids": list(request.token_ids),
+        "lora": request.lora,
+        "cache_salt": request.cache_salt,
+        "extra_key": request.extra_key,
+        "extra_keys": None if media is None else [MediaItem(*item)._asdict() for item in media],
+    }
+
+
 def read_question(body: bytes) -> ShardQuestion:
     """Read a question; whoever calls bounds its length.
 
@@ -225,20 +257,49 @@ def read_answer(num_tokens: int, body: bytes) -> ShardColumns:
     try:
         told = _ANSWER.decode(body)
         roster = bytes(told.ranks)
-        ranks = ranks_of(roster)
-        states = tuple(map(STATES.__getitem__, told.states))
+        num = len(ranks_of(roster))
+        states = _states_of(told.states)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, IndexError) as error:
         raise WrongAnswerError(f"no answer of version {VERSION}: {error}") from None
-    if {len(states), *(len(column) / _NARROW for column in told.columns)} != {len(ranks)}:
+    if {len(states), *(len(column) / _NARROW for column in told.columns)} != {num}:
         raise WrongAnswerError("columns of other lengths than the ranks")
-    numbers = tuple(_of_little(column, "I") for column in told.columns)
-    if ranks and max(map(max, numbers)) > num_tokens:
+    if not are_at_most(b"".join(told.columns), num_tokens * _ones(len(NUMBERS) * num)):
         raise WrongAnswerError(f"numbers above the {num_tokens} tokens that were asked for")
-    lower, upper = numbers[:2]
-    if not all(map(le, lower, upper)):
+    if not are_at_most(told.columns[0], int.from_bytes(told.columns[1], "little")):
         raise WrongAnswerError("a lower bound above its upper one")
     seen = None if told.seen is None else Seen._make(told.seen)
-    return ShardColumns(roster, states, numbers, seen)
+    return ShardColumns(roster, states, told.columns, seen)
+
+
+def are_at_most(numbers: bytes, limits: int) -> bool:
+    """Whether each number, of 4 bytes, is at most its limit, which is below 2**31.
+
+    `limits` has the limits as `numbers` would have them, read as one number. So one subtraction
+    compares all of them, since none borrows from the next one:
+
+        1 limit     the top bit, which no limit has, stays
+      - 0 number    where the number is not above it
+    """
+    given, tops = int.from_bytes(numbers, "little"), _ones(len(numbers) // _NARROW) << 31
+    return not given & tops and ((limits | tops) - given) & tops == tops
+
+
+@lru_cache(maxsize=64)
+def _ones(num: int) -> int:
+    return int.from_bytes(b"\1\0\0\0" * num, "little")
+
+
+def array_of(columns: Iterable[bytes]) -> "array[int]":
+    """Return the numbers of some columns in a line."""
+    line = array("I", b"".join(columns))
+    if sys.byteorder == "big":
+        line.byteswap()
+    return line
+
+
+@lru_cache(maxsize=64)
+def _states_of(told: bytes) -> tuple[PodState, ...]:
+    return tuple(map(STATES.__getitem__, told))
 
 
 @lru_cache(maxsize=256)

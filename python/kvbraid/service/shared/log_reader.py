@@ -47,6 +47,9 @@ MOST_OF_ALL: Final = 64 << 20
 
 _LOOK_S: Final = 0.002
 _NO_MORE: Final = frozenset({"404", "408"})
+_COMPLETED: Final = "Batch Completed"
+"""What newer servers say after the last message; it was counted here, and the next is asked."""
+
 _TOO_LONG: Final = "MaxBytes"
 """What a status says if messages are left that would be more bytes than were asked for."""
 
@@ -245,6 +248,8 @@ class LogReader:
     def _take_status(self, follow: _Follow, headers: Mapping[str, str]) -> None:
         """Take what ends a question for messages before as many have come as were asked for."""
         status, told = headers.get("Status", ""), headers.get("Description", "")
+        if told == _COMPLETED:
+            return
         if status in _NO_MORE:
             self._catch_up(follow)  # There is nothing more, whatever was expected.
         elif _TOO_LONG not in told:
