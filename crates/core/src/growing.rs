@@ -26,8 +26,13 @@ pub(crate) const STRIDE: usize = 8;
 impl<E: Copy> GrowingTable<E> {
     /// An empty table.
     pub(crate) fn new() -> Self {
+        Self::with_room(0)
+    }
+
+    /// An empty table with room for so many entries.
+    pub(crate) fn with_room(entries: usize) -> Self {
         Self {
-            entries: HashTable::new(),
+            entries: HashTable::with_capacity(entries),
             former: HashTable::new(),
             unmoved: 0,
             stride: STRIDE,

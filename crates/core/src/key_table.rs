@@ -29,9 +29,14 @@ const fn place(tag: u32) -> u64 {
 impl KeyTable {
     /// An empty table.
     pub(crate) fn new(spread: Spreader) -> Self {
+        Self::with_room(spread, 0)
+    }
+
+    /// An empty table with room for so many records.
+    pub(crate) fn with_room(spread: Spreader, records: usize) -> Self {
         Self {
             spread,
-            entries: GrowingTable::new(),
+            entries: GrowingTable::with_room(records),
         }
     }
 

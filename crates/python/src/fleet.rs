@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use arguments::{OptionsArg, RegistrationArg, RequestArg};
 use kvbraid_core::fleet::{
-    self, Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row,
-    ScoreRequest, SeenBefore, State,
+    Answer, Applied, Asked, GroupStrip, Index, Member, RankInfo, RequestKeys, Row, ScoreRequest,
+    SeenBefore, State,
 };
 use kvbraid_core::spec::GroupSpec;
 use kvbraid_core::{Error, Result};
@@ -314,7 +314,8 @@ impl FleetCore {
 
     /// The note that was saved with the pod.
     fn load(&self, py: Python<'_>, name: &str, saved: &[u8]) -> PyResult<String> {
-        self.change(py, |index| fleet::load(index, name, saved))
+        py.detach(|| self.index.load(name, saved))
+            .map_err(to_python)
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {

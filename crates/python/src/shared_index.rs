@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Applied, Asked, Index, RankInfo, SLICE, Saving, ScoreRequest, SeenBefore, Unsealed,
+    Applied, Asked, Index, RankInfo, SLICE, Saving, ScoreRequest, SeenBefore, Unread, Unsealed,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -112,6 +112,17 @@ impl SharedIndex {
             MutexGuard::bump(&mut index);
         }
         saving.finish(&index)
+    }
+
+    /// Replaces what is known of a pod by what was saved. Questions are answered while it is read.
+    pub(crate) fn load(&self, name: &str, saved: &[u8]) -> Result<String, Error> {
+        let _turn = self.turn.lock();
+        let unread = Unread::new(&self.index.lock(), name)?;
+        let unplaced = unread.read(saved)?;
+        let mut index = self.index.lock();
+        let note = unplaced.place(&mut index);
+        keep_limits(&mut index);
+        Ok(note)
     }
 
     /// Resets the ranks of a feed, one portion at a time.

@@ -67,7 +67,7 @@ mod tier;
 
 pub use index::explain::{Explained, GroupStrip, Strip};
 pub use index::info::{GroupInfo, RankInfo};
-pub use index::snapshots::{Saving, Unsealed, load, save};
+pub use index::snapshots::{Saving, Unplaced, Unread, Unsealed, load, save};
 pub use index::{Asked, Index, Options};
 pub use ingest::intake::{Applied, Intake, SLICE};
 pub use keys::prompt::Prompt;

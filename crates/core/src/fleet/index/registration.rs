@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Index;
+use super::{Index, Options};
 use crate::error::{Error, Result};
 use crate::fleet::model::Model;
 use crate::fleet::pod::catalog::Catalog;
@@ -79,7 +79,7 @@ impl Index {
 
     pub(in crate::fleet) fn add_rank(&mut self, name: &str, dp_rank: u32) -> Result<usize> {
         let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
-        let rank = self.new_rank(pod, dp_rank)?;
+        let rank = new_rank(&self.options, &pod.spec, dp_rank)?;
         let pod = self.pods.get_mut(name).ok_or_else(|| unknown_pod(name))?;
         let secret = &self.options.secret;
         let model = self
@@ -91,31 +91,6 @@ impl Index {
         model.invalidate(index);
         pod.columns.insert(dp_rank, index);
         Ok(index)
-    }
-
-    /// A rank of a pod about which nothing is known; it has no column yet.
-    pub(in crate::fleet) fn new_rank(&self, pod: &Pod, dp_rank: u32) -> Result<Rank> {
-        let spec = &pod.spec;
-        let chain = if self.options.use_hash_functions {
-            EngineChain::new(spec.algo, spec.seed.as_deref())
-        } else {
-            EngineChain::off()
-        };
-        let catalog = Catalog::new(spec.config.clone())?;
-        let mut rank = Rank::new(
-            dp_rank,
-            Column { word: 0, bit: 0 },
-            catalog,
-            chain,
-            self.options.counts_copies,
-            &self.options.secret,
-        );
-        rank.limbo.narrows = self.options.narrows;
-        Ok(Rank {
-            loras: spec.loras.clone(),
-            limbo_limit: self.options.limbo_limit(),
-            ..rank
-        })
     }
 
     /// Removes a pod, with all its ranks and everything they hold.
@@ -176,6 +151,30 @@ impl Index {
             .ok_or_else(|| unknown_pod(name))?;
         Ok((model, column))
     }
+}
+
+/// A rank of a pod about which nothing is known; it has no column yet.
+pub(super) fn new_rank(options: &Options, spec: &PodSpec, dp_rank: u32) -> Result<Rank> {
+    let chain = if options.use_hash_functions {
+        EngineChain::new(spec.algo, spec.seed.as_deref())
+    } else {
+        EngineChain::off()
+    };
+    let catalog = Catalog::new(spec.config.clone())?;
+    let mut rank = Rank::new(
+        dp_rank,
+        Column { word: 0, bit: 0 },
+        catalog,
+        chain,
+        options.counts_copies,
+        &options.secret,
+    );
+    rank.limbo.narrows = options.narrows;
+    Ok(Rank {
+        loras: spec.loras.clone(),
+        limbo_limit: options.limbo_limit(),
+        ..rank
+    })
 }
 
 pub(in crate::fleet) fn unknown_pod(name: &str) -> Error {

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::Index;
 use super::limits::NAMED_BY_PAYLOADS;
-use super::registration::unknown_pod;
+use super::registration::{new_rank, unknown_pod};
+use super::{Index, Options};
 use crate::error::{Error, Result};
-use crate::fleet::pod::Pod;
+use crate::fleet::pod::PodSpec;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::rank::saved::{DetachedRank, Records, SavedRank};
 use crate::fleet::snapshot::bytes::Reader;
@@ -125,7 +125,7 @@ impl Saving {
         let pod = index.pods.get(name).ok_or_else(|| unknown_pod(name))?;
         let owner = Owner {
             pod: name,
-            registered: &registered(index, pod),
+            registered: &registered(&index.options, &pod.spec),
         };
         let secret = index.options.secret;
         Ok(Unsealed {
@@ -141,73 +141,118 @@ impl Saving {
     }
 }
 
+/// What the snapshot of a pod must fit. It is read without an index, so nobody waits for that.
+#[derive(Debug)]
+pub struct Unread {
+    pod: String,
+    spec: PodSpec,
+    options: Options,
+    /// The number of ranks that there is room for.
+    room: usize,
+}
+
+/// A pod that was read.
+#[derive(Debug)]
+pub struct Unplaced {
+    pod: String,
+    note: String,
+    feeds: BTreeMap<u32, (State, String)>,
+    ranks: Vec<DetachedRank>,
+}
+
 /// Replaces everything that is known of a pod by what was saved of it. Returns the note.
 ///
 /// # Errors
-/// `Unknown` for a pod that is not registered; `Snapshot` for bytes that are not of this pod as it is
-/// registered, of this secret or of this version, and for those that are not whole. Then nothing has
-/// changed.
+/// As `Unread::new` and `Unread::read`. Then nothing has changed.
 pub fn load(index: &mut Index, name: &str, bytes: &[u8]) -> Result<String> {
-    let pod = index.pods.get(name).ok_or_else(|| unknown_pod(name))?;
-    let registered = registered(index, pod);
-    let owner = Owner {
-        pod: name,
-        registered: &registered,
-    };
-    let body = open(&index.options.secret, owner, bytes)?;
-    let impossible = |what: &str| unfit(name, Unfit::Impossible, what);
-    let mut reader = Reader(body);
-    let length = reader.u64().and_then(|length| usize::try_from(length).ok());
-    let text = length.and_then(|length| reader.bytes(length));
-    let text = text.ok_or_else(|| impossible("its text is longer than its body"))?;
-    let saved: SavedPod = serde_json::from_slice(text)
-        .map_err(|error| impossible(&format!("its text cannot be read: {error}")))?;
-    let SavedPod { note, feeds, ranks } = saved;
-    check_ranks(index, pod, &ranks).map_err(impossible)?;
-    let restored: Option<Vec<DetachedRank>> = ranks
-        .into_iter()
-        .map(|saved| {
-            let fresh = index.new_rank(pod, saved.dp_rank).ok()?;
-            saved.restored(fresh, &index.options.secret, &mut reader)
+    Ok(Unread::new(index, name)?.read(bytes)?.place(index))
+}
+
+impl Unread {
+    /// What a snapshot of a pod must fit.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod that is not registered.
+    pub fn new(index: &Index, name: &str) -> Result<Self> {
+        let pod = index.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        let others = index.num_ranks() - pod.columns.len();
+        Ok(Self {
+            pod: name.to_owned(),
+            spec: pod.spec.clone(),
+            options: index.options,
+            room: index.options.max_ranks.saturating_sub(others),
         })
-        .collect();
-    let restored = restored.filter(|_| reader.0.is_empty());
-    let restored = restored.ok_or_else(|| impossible("what it says of a rank cannot be"))?;
-    replace_ranks(index, name, feeds, restored);
-    Ok(note)
+    }
+
+    /// Reads a snapshot.
+    ///
+    /// # Errors
+    /// `Snapshot` for bytes that are not of this pod as it is registered, of this secret or of this version,
+    /// and for those that are not whole.
+    pub fn read(self, bytes: &[u8]) -> Result<Unplaced> {
+        let (name, secret) = (self.pod.as_str(), &self.options.secret);
+        let owner = Owner {
+            pod: name,
+            registered: &registered(&self.options, &self.spec),
+        };
+        let body = open(secret, owner, bytes)?;
+        let impossible = |what: &str| unfit(name, Unfit::Impossible, what);
+        let mut reader = Reader(body);
+        let length = reader.u64().and_then(|length| usize::try_from(length).ok());
+        let text = length.and_then(|length| reader.bytes(length));
+        let text = text.ok_or_else(|| impossible("its text is longer than its body"))?;
+        let saved: SavedPod = serde_json::from_slice(text)
+            .map_err(|error| impossible(&format!("its text cannot be read: {error}")))?;
+        let SavedPod { note, feeds, ranks } = saved;
+        self.check_ranks(&ranks).map_err(impossible)?;
+        let restored: Option<Vec<DetachedRank>> = ranks
+            .into_iter()
+            .map(|saved| {
+                let fresh = new_rank(&self.options, &self.spec, saved.dp_rank).ok()?;
+                saved.restored(fresh, secret, &mut reader)
+            })
+            .collect();
+        let restored = restored.filter(|_| reader.0.is_empty());
+        let ranks = restored.ok_or_else(|| impossible("what it says of a rank cannot be"))?;
+        Ok(Unplaced {
+            note,
+            feeds,
+            ranks,
+            pod: self.pod,
+        })
+    }
+
+    fn check_ranks(&self, ranks: &[SavedRank]) -> std::result::Result<(), &'static str> {
+        let numbers = ranks.iter().map(|rank| rank.dp_rank);
+        let is_in_order = numbers.clone().is_sorted_by(|a, b| a < b);
+        let own = self.spec.dp_size;
+        let has_own = numbers.clone().take(own as usize).eq(0..own);
+        let named = ranks.len().saturating_sub(own as usize);
+        if !(is_in_order && has_own && numbers.max().is_some_and(|last| last < MAX_RANKS)) {
+            return Err("its ranks are not those of the pod");
+        }
+        if named > NAMED_BY_PAYLOADS || (named > 0 && ranks.len() > self.room) {
+            return Err("payloads named more ranks than there is room for; raise max_ranks");
+        }
+        Ok(())
+    }
 }
 
 /// What the content of a snapshot depends on besides the secret.
-fn registered(index: &Index, pod: &Pod) -> String {
-    let options = &index.options;
+fn registered(options: &Options, spec: &PodSpec) -> String {
     format!(
-        "{:?} {} {} {} {}",
-        pod.spec,
-        options.use_hash_functions,
-        options.counts_copies,
-        options.all_groups,
-        options.narrows
+        "{spec:?} {} {} {} {}",
+        options.use_hash_functions, options.counts_copies, options.all_groups, options.narrows
     )
 }
 
-fn check_ranks(
-    index: &Index,
-    pod: &Pod,
-    ranks: &[SavedRank],
-) -> std::result::Result<(), &'static str> {
-    let numbers = ranks.iter().map(|rank| rank.dp_rank);
-    let is_in_order = numbers.clone().is_sorted_by(|a, b| a < b);
-    let own = pod.spec.dp_size;
-    let has_own = numbers.clone().take(own as usize).eq(0..own);
-    let named = ranks.len().saturating_sub(own as usize);
-    let others = index.num_ranks() - pod.columns.len();
-    if !(is_in_order && has_own && numbers.max().is_some_and(|last| last < MAX_RANKS)) {
-        return Err("its ranks are not those of the pod");
+impl Unplaced {
+    /// Replaces everything that is known of the pod, to which nothing has happened since `Unread::new`.
+    /// Returns the note.
+    pub fn place(self, index: &mut Index) -> String {
+        replace_ranks(index, &self.pod, self.feeds, self.ranks);
+        self.note
     }
-    if named > NAMED_BY_PAYLOADS || (named > 0 && others + ranks.len() > index.options.max_ranks) {
-        return Err("payloads named more ranks than there is room for; raise max_ranks");
-    }
-    Ok(())
 }
 
 fn replace_ranks(

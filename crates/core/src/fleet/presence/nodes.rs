@@ -105,6 +105,22 @@ impl Nodes {
         self.by_key.find(key, has).map(NodeId)
     }
 
+    /// For each hash and the place at which it stands, what `find` and `of_usual` give. These look-ups
+    /// do not depend on each other, so they wait for memory together.
+    pub(in crate::fleet) fn known(
+        &self,
+        hashes: impl Iterator<Item = (EngineKey, Place)>,
+        mut hint: Option<NodeId>,
+    ) -> Vec<(Option<NodeId>, Option<NodeId>)> {
+        let known = hashes.map(|(hash, place)| {
+            let usual = self.of_usual(hash, hint);
+            let node = self.find(self.key_of(place), hint);
+            hint = node.or(hint);
+            (node, usual)
+        });
+        known.collect()
+    }
+
     /// The node of a place, made if there is none. The caller must then `acquire` it.
     pub(in crate::fleet) fn find_or_create(
         &mut self,

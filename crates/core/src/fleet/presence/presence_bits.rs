@@ -6,6 +6,7 @@
 //! find. From that boundary on, nothing about the rank is certain until a clear.
 
 use hashbrown::{HashMap, HashSet};
+use smallvec::SmallVec;
 
 use super::nodes::NodeId;
 use super::planes::{PlaneId, Planes};
@@ -50,8 +51,8 @@ impl Slots {
         let Whereabouts::Placed(node) = self.whereabouts(slot) else {
             return;
         };
-        let mut shown: Vec<PlaneId> = Vec::new();
-        let held: Vec<ChannelId> = self.held_channels(slot).collect();
+        let mut shown: SmallVec<[PlaneId; 8]> = SmallVec::new();
+        let held: SmallVec<[ChannelId; 8]> = self.held_channels(slot).collect();
         for channel in held {
             let channel = self.channels.get(channel);
             if shown.contains(&channel.plane) {

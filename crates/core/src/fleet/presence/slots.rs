@@ -217,12 +217,23 @@ impl Slots {
         nodes: &mut Nodes,
     ) -> SlotId {
         let slot = self.new_slot();
+        self.stand_in(slot, key, (node, usual), nodes);
+        slot
+    }
+
+    /// Gives a slot, which belongs to no hash, one that stands at a node, as `insert_at` does.
+    fn stand_in(
+        &mut self,
+        slot: SlotId,
+        key: EngineKey,
+        (node, usual): (NodeId, Option<NodeId>),
+        nodes: &mut Nodes,
+    ) {
         if nodes.claim(node, key, usual, slot) {
             self.know_by(slot, node, nodes);
         } else {
             self.keep(slot, key, node.0);
         }
-        slot
     }
 
     fn new_slot(&mut self) -> SlotId {

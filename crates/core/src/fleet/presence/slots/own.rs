@@ -22,9 +22,14 @@ pub(super) struct OwnHashes {
 
 impl OwnHashes {
     pub(super) fn new(spread: Spreader) -> Self {
+        Self::with_room(spread, 0)
+    }
+
+    /// With room for so many.
+    pub(super) fn with_room(spread: Spreader, hashes: usize) -> Self {
         Self {
-            all: Vec::new(),
-            by_key: KeyTable::new(spread),
+            all: Vec::with_capacity(hashes),
+            by_key: KeyTable::with_room(spread, hashes),
         }
     }
 

@@ -11,9 +11,10 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::own::{OwnHash, OwnHashes};
 use super::{
-    ChannelId, ChannelKey, Channels, Counts, LIMBO, LimboId, NOWHERE, SlotId, Slots, Whereabouts,
-    decode,
+    ChannelId, ChannelKey, Channels, Counts, EngineKey, LIMBO, LimboId, NOWHERE, SlotId, Slots,
+    Whereabouts, decode,
 };
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::SharedPresence;
@@ -41,6 +42,9 @@ const SET_APART: u8 = 1 << 6;
 
 /// The place of a slot whose entry in limbo is not read yet.
 const AWAITED: u32 = NOWHERE - 1;
+
+/// So many hashes are looked up before the first of them is given its node.
+const AT_ONCE: usize = 64;
 
 /// What a snapshot has of a table besides its records.
 #[derive(Debug, Serialize, Deserialize)]
@@ -193,12 +197,15 @@ impl Slots {
             hand,
             sharing,
         } = saved;
+        let (num_records, num_hashes) = room(num_slots, reader.0.len());
         let mut slots = Self {
             channels: Channels::of(&channels, &placeholders, &mut Planes::default(), 0)?,
+            places: Vec::with_capacity(num_records),
+            own: OwnHashes::with_room(spread, num_hashes),
             ..Self::new(spread)
         };
         let mut places = PlacesRead {
-            places: Vec::new(),
+            places: Vec::with_capacity(num_hashes),
             sharing,
         };
         let mut before = SlotBefore::default();
@@ -327,22 +334,39 @@ impl PlacesRead {
         let placeholders = slots.channels.of_placeholders();
         slots.channels = Channels::of(&keys, &placeholders, shared.planes, column.word)
             .expect("keys that were read");
-        let mut hint: Option<NodeId> = None;
-        for id in (0u32..).map(SlotId).take(slots.places.len()) {
-            let Some(NodeId(place)) = slots.node(id) else {
-                continue;
-            };
-            let node = shared.nodes.find_or_create(places[place as usize], hint);
-            shared.nodes.acquire(node);
-            slots.stand_at(id, node, shared.nodes);
-            let key = shared.nodes.key(node);
-            slots.set_presence_of(id, key, shared.planes, column.bit);
-            hint = Some(node);
+        let none = OwnHashes::new(slots.own.spread());
+        let read = std::mem::replace(&mut slots.own, none).all;
+        let mut last = None;
+        for some in read.chunks(AT_ONCE) {
+            let placed = some.iter().filter(|hash| hash.place & LIMBO == 0);
+            let placed = placed.map(|hash| (*hash, places[hash.place as usize]));
+            let known = shared
+                .nodes
+                .known(placed.clone().map(|(hash, place)| (hash.key, place)), last);
+            for ((OwnHash { key, slot, .. }, place), (node, usual)) in placed.zip(known) {
+                let node = node.unwrap_or_else(|| shared.nodes.find_or_create(place, last));
+                shared.nodes.acquire(node);
+                slots.stand_in(slot, key, (node, usual), shared.nodes);
+                let boundary = shared.nodes.key(node);
+                slots.set_presence_of(slot, boundary, shared.planes, column.bit);
+                last = Some(node);
+            }
+            for hash in some.iter().filter(|hash| hash.place & LIMBO != 0) {
+                slots.keep(hash.slot, hash.key, hash.place);
+            }
         }
         // What was ambiguous is told by the events alone.
         let bits = std::mem::replace(&mut slots.sharing, sharing).bits;
         slots.sharing.bits = bits;
     }
+}
+
+/// For how many records, and how many of hashes, these bytes have room: each has a tag, and those of
+/// hashes have the hash too.
+fn room(num_slots: u32, num_bytes: usize) -> (usize, usize) {
+    let num_slots = num_slots as usize;
+    let of_hash = 1 + size_of::<EngineKey>();
+    (num_slots.min(num_bytes), num_slots.min(num_bytes / of_hash))
 }
 
 fn read_copies(channels: &Channels, reader: &mut Reader<'_>) -> Option<Counts> {
@@ -379,5 +403,17 @@ impl Channels {
             channel.has_placeholders = true;
         }
         Some(channels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_room_is_made_for_more_than_the_bytes_can_tell() {
+        assert_eq!(room(u32::MAX, 180), (180, 20));
+        assert_eq!(room(7, 180), (7, 7));
+        assert_eq!(room(7, 0), (0, 0));
     }
 }
