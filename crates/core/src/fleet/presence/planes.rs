@@ -447,3 +447,33 @@ impl Planes {
         assert!(spare.all(|page| page.words == [0; PAGE] && page.used + page.paid == 0));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_with_its_page_and_where_the_next_node_is_another() {
+        let page = u32::try_from(PAGE).expect("a small page");
+        let ids = [
+            page - 2,
+            page - 1,
+            page,
+            u32::MAX,
+            page + 1,
+            page + 3,
+            page + 2,
+        ];
+        let nodes = ids.map(|id| (id != u32::MAX).then_some(NodeId(id)));
+        let runs = NodeRun::of(&nodes);
+        let runs = runs.iter().map(|r| (r.at, r.page, r.offset, r.len));
+        let expected = [
+            (0, 0, PAGE - 2, 2),
+            (2, 1, 0, 1),
+            (4, 1, 1, 1),
+            (5, 1, 3, 1),
+            (6, 1, 2, 1),
+        ];
+        assert_eq!(runs.collect::<Vec<_>>(), expected);
+    }
+}
