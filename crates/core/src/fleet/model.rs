@@ -73,6 +73,9 @@ pub(super) struct Model {
     pub term: PrefixKey,
     /// The ranks by column; `None` is a free column.
     pub ranks: Vec<Option<Rank>>,
+    /// For each column that is asked about, the first row that the answer has of it; what was asked
+    /// before is left in the others, so that few candidates of many pods cost as few.
+    pub positions: Vec<usize>,
     free: BTreeSet<usize>,
     /// A count that increases with every request. It tells which names were matched least recently.
     pub tick: u32,
@@ -93,6 +96,7 @@ impl Model {
             steps: StepKinds::default(),
             term: marks.model(name),
             ranks: Vec::new(),
+            positions: Vec::new(),
             free: BTreeSet::new(),
             tick: 0,
             units: Units::new(marks.field()),

@@ -41,7 +41,7 @@ impl Model {
     }
 
     fn give_back_nodes(&mut self) {
-        let most = NODES_MOVED * FEW_PLANES / FEW_PLANES.max(self.planes.keys().count());
+        let most = NODES_MOVED * FEW_PLANES / FEW_PLANES.max(self.planes.len());
         let moved = self.nodes.give_back(most);
         for (from, to) in (moved.end..).zip(&moved.to) {
             if let Some(to) = to {

@@ -108,7 +108,7 @@ impl Index {
 
     /// Makes the pod that holds the most forget a portion. Returns false if no pod holds anything.
     fn forget_some(&mut self) -> bool {
-        let sizes = self.pods.values().filter_map(|pod| {
+        let sizes = self.pods.in_order().filter_map(|pod| {
             let model = self.models.get(&pod.spec.model)?;
             let sizes = pod
                 .columns

@@ -27,7 +27,8 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::fleet::ingest::intake::Intake;
 use crate::fleet::model::Model;
-use crate::fleet::pod::{Member, Pod};
+use crate::fleet::pod::Member;
+use crate::fleet::pod::pods::Pods;
 use crate::fleet::query::answer::{Answer, Row};
 use crate::fleet::query::prompt_keys::RequestKeys;
 use crate::fleet::query::request::{CanonicalBlocks, ResolvedRequest, ScoreRequest, Strategy};
@@ -129,7 +130,7 @@ pub struct Asked {
 pub struct Index {
     pub(in crate::fleet) options: Options,
     pub(in crate::fleet) models: BTreeMap<String, Model>,
-    pub(in crate::fleet) pods: BTreeMap<String, Pod>,
+    pub(in crate::fleet) pods: Pods,
     /// The arenas and buffers that are kept between two batches; a batch that is being applied has
     /// them.
     pub(in crate::fleet) intake: Option<Intake>,
@@ -149,7 +150,7 @@ impl Index {
         Self {
             options,
             models: BTreeMap::new(),
-            pods: BTreeMap::new(),
+            pods: Pods::default(),
             intake: None,
             scratch: rule::Scratch::default(),
             seen: Seen::new(&options.secret, options.seen_limit()),
@@ -294,10 +295,10 @@ impl Index {
             }
             return Ok(members.into());
         }
-        let pods = self.pods.values().filter(|p| p.spec.model == request.model);
+        let pods = (self.pods.in_order()).filter(|p| p.spec.model == request.model);
         let roster = model
             .roster
-            .get_or_insert_with(|| pods.flat_map(Pod::members).collect());
+            .get_or_insert_with(|| pods.flat_map(|pod| pod.members()).collect());
         Ok(Arc::clone(roster))
     }
 
@@ -306,6 +307,7 @@ impl Index {
         for model in self.models.values() {
             model.check_integrity();
         }
+        self.pods.check_integrity();
         self.seen.check_integrity();
     }
 
@@ -320,9 +322,9 @@ impl Index {
     #[must_use]
     pub fn pods_after(&self, last: Option<(&str, u32)>, most: usize) -> Vec<info::RankInfo> {
         let first = last.map_or(Bound::Unbounded, |(name, _)| Bound::Included(name));
-        let pods = self.pods.range::<str, _>((first, Bound::Unbounded));
         let is_after = move |name: &str, rank: u32| last.is_none_or(|last| (name, rank) > last);
-        let ranks = pods.flat_map(|(name, pod)| {
+        let ranks = self.pods.from(first).flat_map(|pod| {
+            let name = &pod.name;
             let model = self.models.get(&pod.spec.model);
             let columns = pod.columns.iter();
             let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));

@@ -37,7 +37,7 @@ impl Index {
         }
         self.check_room(name, spec.dp_size as usize)?;
         spec.check()?;
-        if self.pods.contains_key(name) {
+        if self.pods.get(name).is_some() {
             self.remove(name)?;
         }
         let dp_size = spec.dp_size;
@@ -45,15 +45,12 @@ impl Index {
         self.models
             .entry(spec.model.clone())
             .or_insert_with_key(|name| Model::new(name, secret));
-        self.pods.insert(
-            name.to_owned(),
-            Pod {
-                name: name.into(),
-                spec,
-                columns: BTreeMap::new(),
-                feeds: BTreeMap::new(),
-            },
-        );
+        self.pods.insert(Pod {
+            name: name.into(),
+            spec,
+            columns: BTreeMap::new(),
+            feeds: BTreeMap::new(),
+        });
         for dp_rank in 0..dp_size {
             self.add_rank(name, dp_rank)?;
         }
@@ -62,8 +59,8 @@ impl Index {
 
     /// Only registered ranks are counted: ranks that payloads named never keep a pod out.
     fn check_room(&self, name: &str, dp_size: usize) -> Result<()> {
-        let others = self.pods.iter().filter(|(other, _)| *other != name);
-        let ranks = dp_size + others.map(|(_, p)| p.spec.dp_size as usize).sum::<usize>();
+        let others = (self.pods.in_any_order()).filter(|pod| *pod.name != *name);
+        let ranks = dp_size + others.map(|p| p.spec.dp_size as usize).sum::<usize>();
         if ranks > self.options.max_ranks {
             let limit = self.options.max_ranks;
             let text = format!("pod {name:?}: {ranks} ranks would be registered; at most {limit}");
@@ -74,7 +71,9 @@ impl Index {
 
     /// The number of ranks of all pods, whether registered or named by payloads.
     pub(in crate::fleet) fn num_ranks(&self) -> usize {
-        self.pods.values().map(|pod| pod.columns.len()).sum()
+        (self.pods.in_any_order())
+            .map(|pod| pod.columns.len())
+            .sum()
     }
 
     pub(in crate::fleet) fn add_rank(&mut self, name: &str, dp_rank: u32) -> Result<usize> {

@@ -8,12 +8,14 @@
 //! - `page`: the groups of a model whose events show full attention only;
 //! - `publisher`: what sets the engines' events apart;
 //! - `engine_chain`: the engine's hash function;
+//! - `pods`: all pods, by name;
 //! - `adapters`: adapters that were loaded again under their names.
 
 pub(in crate::fleet) mod adapters;
 pub(in crate::fleet) mod catalog;
 pub(in crate::fleet) mod engine_chain;
 pub(in crate::fleet) mod page;
+pub(in crate::fleet) mod pods;
 pub(in crate::fleet) mod publisher;
 pub(in crate::fleet) mod reach;
 pub(in crate::fleet) mod sizes;

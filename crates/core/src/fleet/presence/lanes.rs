@@ -84,7 +84,7 @@ impl Lanes {
     }
 
     fn len(&self) -> u32 {
-        self.parts.iter().map(|part| part.len()).sum()
+        self.parts.last().map_or(0, |part| part.first + part.len())
     }
 
     /// The lanes that stand for a rank.

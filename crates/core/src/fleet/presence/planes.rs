@@ -8,7 +8,7 @@
 use hashbrown::HashMap;
 
 use super::nodes::NodeId;
-use crate::fleet::tier::Tier;
+use crate::fleet::tier::{Tier, TierSet};
 
 /// Nodes per page: 4 KiB of words.
 const PAGE: usize = 512;
@@ -182,6 +182,8 @@ impl Ledger {
 #[derive(Debug, Default)]
 pub(in crate::fleet) struct Planes {
     ids: HashMap<PlaneKey, PlaneId>,
+    /// The tiers of all planes.
+    pub(in crate::fleet) tiers: TierSet,
     all: Vec<Plane>,
     ledger: Ledger,
 }
@@ -190,15 +192,43 @@ const fn address(node: NodeId) -> (usize, usize) {
     (node.0 as usize / PAGE, node.0 as usize % PAGE)
 }
 
-/// How many of these nodes, from the first on, are one after the other in one page.
-fn row_of(first: NodeId, nodes: &[Option<NodeId>]) -> usize {
-    let in_page = PAGE - address(first).1;
-    let next = (first.0..).map(|id| Some(NodeId(id))).take(in_page);
-    nodes
-        .iter()
-        .zip(next)
-        .take_while(|(node, next)| *node == next)
-        .count()
+/// Boundaries of a request whose nodes are one after the other in one page, where `gather` reads them at
+/// once.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::fleet) struct NodeRun {
+    /// The position of the first boundary.
+    at: usize,
+    page: usize,
+    /// The first word within the page.
+    offset: usize,
+    len: usize,
+}
+
+impl NodeRun {
+    /// The runs of a request's nodes; `None` stands for a boundary without a node.
+    pub(in crate::fleet) fn of(nodes: &[Option<NodeId>]) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        for (at, node) in nodes.iter().enumerate() {
+            let Some(node) = node else {
+                continue;
+            };
+            let (page, offset) = address(*node);
+            match runs.last_mut() {
+                Some(run) if run.continues_at(at, page, offset) => run.len += 1,
+                _ => runs.push(Self {
+                    at,
+                    page,
+                    offset,
+                    len: 1,
+                }),
+            }
+        }
+        runs
+    }
+
+    fn continues_at(self, at: usize, page: usize, offset: usize) -> bool {
+        (at, page, offset) == (self.at + self.len, self.page, self.offset + self.len)
+    }
 }
 
 impl Planes {
@@ -210,6 +240,7 @@ impl Planes {
 
     /// The plane of a key, made if there is none.
     pub(in crate::fleet) fn find_or_create(&mut self, key: PlaneKey) -> PlaneId {
+        self.tiers.insert(key.tier);
         *self.ids.entry(key).or_insert_with(|| {
             self.all.push(Plane {
                 word: key.word,
@@ -220,9 +251,10 @@ impl Planes {
         })
     }
 
-    /// The planes that exist.
-    pub(in crate::fleet) fn keys(&self) -> impl Iterator<Item = PlaneKey> + '_ {
-        self.ids.keys().copied()
+    /// How many planes exist.
+    #[must_use]
+    pub(in crate::fleet) fn len(&self) -> usize {
+        self.all.len()
     }
 
     /// The word of a node.
@@ -306,49 +338,47 @@ impl Planes {
         }
     }
 
-    /// ORs the words of `nodes` into `out`, position by position. `None` stands for a boundary
-    /// without a node.
-    pub(in crate::fleet) fn gather(
-        &self,
-        plane: PlaneId,
-        nodes: &[Option<NodeId>],
-        out: &mut [u64],
-    ) {
-        let pages = &self.all[plane.0 as usize].pages;
-        for (word, node) in out.iter_mut().zip(nodes) {
-            if let Some(node) = node {
-                let (page, offset) = address(*node);
-                if let Some(Some(page)) = pages.get(page) {
-                    *word |= page.words[offset];
-                }
+    /// ORs the words of a request's nodes into `out`, position by position.
+    pub(in crate::fleet) fn gather(&self, plane: PlaneId, runs: &[NodeRun], out: &mut [u64]) {
+        self.each_run(plane, runs, out, |out, words| {
+            for (out, word) in out.iter_mut().zip(words) {
+                *out |= word;
             }
-        }
+        });
     }
 
-    /// ORs some bits of the words of `nodes` into other bits of `out`: each bit goes to its lane.
+    /// ORs some bits of the words of a request's nodes into other bits of `out`: each bit goes to its
+    /// lane.
     pub(in crate::fleet) fn gather_bits(
         &self,
         plane: PlaneId,
-        nodes: &[Option<NodeId>],
+        runs: &[NodeRun],
         bits: &(impl Iterator<Item = (u32, u32)> + Clone),
         out: &mut [u64],
     ) {
-        let pages = &self.all[plane.0 as usize].pages;
-        let mut at = 0;
-        while let Some(&first) = nodes.get(at) {
-            let row = first.map_or(1, |first| row_of(first, &nodes[at..]));
-            if let Some(first) = first
-                && let (page, offset) = address(first)
-                && let Some(Some(page)) = pages.get(page)
-            {
-                for (bit, lane) in bits.clone() {
-                    let words = &page.words[offset..offset + row];
-                    for (out, word) in out[at..at + row].iter_mut().zip(words) {
-                        *out |= (word >> bit & 1) << lane;
-                    }
+        self.each_run(plane, runs, out, |out, words| {
+            for (bit, lane) in bits.clone() {
+                for (out, word) in out.iter_mut().zip(words) {
+                    *out |= (word >> bit & 1) << lane;
                 }
             }
-            at += row;
+        });
+    }
+
+    /// Calls `read` with the part of `out` and the words of each run of which the plane has a page.
+    fn each_run(
+        &self,
+        plane: PlaneId,
+        runs: &[NodeRun],
+        out: &mut [u64],
+        read: impl Fn(&mut [u64], &[u64]),
+    ) {
+        let pages = &self.all[plane.0 as usize].pages;
+        for run in runs {
+            if let Some(Some(page)) = pages.get(run.page) {
+                let words = &page.words[run.offset..run.offset + run.len];
+                read(&mut out[run.at..run.at + run.len], words);
+            }
         }
     }
 
@@ -415,5 +445,35 @@ impl Planes {
         assert_eq!(num_pages as usize, self.ledger.num_pages, "pages");
         let mut spare = self.ledger.spare.iter();
         assert!(spare.all(|page| page.words == [0; PAGE] && page.used + page.paid == 0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_with_its_page_and_where_the_next_node_is_another() {
+        let page = u32::try_from(PAGE).expect("a small page");
+        let ids = [
+            page - 2,
+            page - 1,
+            page,
+            u32::MAX,
+            page + 1,
+            page + 3,
+            page + 2,
+        ];
+        let nodes = ids.map(|id| (id != u32::MAX).then_some(NodeId(id)));
+        let runs = NodeRun::of(&nodes);
+        let runs = runs.iter().map(|r| (r.at, r.page, r.offset, r.len));
+        let expected = [
+            (0, 0, PAGE - 2, 2),
+            (2, 1, 0, 1),
+            (4, 1, 1, 1),
+            (5, 1, 3, 1),
+            (6, 1, 2, 1),
+        ];
+        assert_eq!(runs.collect::<Vec<_>>(), expected);
     }
 }

@@ -254,11 +254,10 @@ pub(in crate::fleet) fn scores(
     scratch: &mut rule::Scratch,
 ) -> Option<[f64; HOLDERS]> {
     let roles = Roles::of(&class_query.class.view, canonical.block_size)?;
-    let present: TierSet = search.model.planes.keys().map(|key| key.tier).collect();
     let mut tiers: Vec<Tier> = canonical
         .tiers
         .iter()
-        .filter(|t| present.contains(*t))
+        .filter(|t| search.model.planes.tiers.contains(*t))
         .collect();
     let all = search.request.weights;
     tiers.sort_by(|a, b| all[*b as usize].total_cmp(&all[*a as usize]));

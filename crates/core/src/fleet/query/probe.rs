@@ -151,7 +151,7 @@ impl RequestSearch<'_, '_> {
     fn undecided(&mut self) -> Vec<Undecided> {
         let mut found = Vec::new();
         for class in self.model.classes().iter() {
-            for (column, _) in class.lanes.within(&self.asked.masks).ranks() {
+            for (column, _) in class.lanes.within(&self.asked).ranks() {
                 let rank = self.model.ranks[column].as_ref();
                 let Some(rank) = rank.filter(|r| !r.limbo.is_empty()) else {
                     continue;

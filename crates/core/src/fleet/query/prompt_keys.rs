@@ -10,6 +10,7 @@ use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::limbo::PromptPositions;
 use crate::fleet::presence::nodes::{NodeId, Nodes};
+use crate::fleet::presence::planes::NodeRun;
 use crate::prefix::{PrefixKey, Unit, plus};
 
 /// The keys that an index made to answer a request, for what else is said about it there.
@@ -27,6 +28,8 @@ pub(in crate::fleet) struct PromptKeys {
     aheads: Vec<u64>,
     /// The node at `(i + 1) * unit` tokens, if some rank named one. `look_up` fills this in.
     pub nodes: Vec<Option<NodeId>>,
+    /// The same nodes, as the planes are read along them.
+    pub runs: Vec<NodeRun>,
     is_looked_up: bool,
 }
 
@@ -46,6 +49,7 @@ impl PromptKeys {
             prefixes: Vec::new(),
             aheads: Vec::new(),
             nodes: Vec::new(),
+            runs: Vec::new(),
             is_looked_up: false,
         };
         // No step longer than the request is prepared. An absurd block size, whether an event or an
@@ -151,6 +155,7 @@ impl PromptKeys {
             .rposition(Option::is_some)
             .map_or(0, |last| last + 1);
         self.nodes.truncate(end);
+        self.runs = NodeRun::of(&self.nodes);
     }
 }
 

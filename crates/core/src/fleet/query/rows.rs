@@ -32,23 +32,28 @@ impl RequestSearch<'_, '_> {
             .map(|&column| self.empty_row(column, &tier_sets))
             .collect();
         let mut likely = vec![Likely::default(); rows.len()];
-        let asked = Arc::clone(&self.asked);
+        let mut positions = std::mem::take(&mut self.model.positions);
+        positions.resize(self.model.ranks.len(), 0);
+        for (position, &column) in columns.iter().enumerate().rev() {
+            positions[column] = position;
+        }
         for class in self.classes() {
             let class = restrict(class, self.request.only_full);
             let mut rows = RowsByColumn {
                 rows: &mut rows,
                 likely: &mut likely,
-                positions: &asked.positions,
+                positions: &positions,
                 tier_sets: &tier_sets,
             };
             self.answer_class(&class, scratch, &mut rows);
         }
         for (position, &column) in columns.iter().enumerate() {
-            let first = asked.positions[column];
+            let first = positions[column];
             if first != position {
                 rows[position] = rows[first].clone();
             }
         }
+        self.model.positions = positions;
         rows
     }
 
@@ -57,7 +62,7 @@ impl RequestSearch<'_, '_> {
     fn classes(&mut self) -> Vec<Class> {
         let mut classes: Vec<Class> = Vec::new();
         for class in self.model.classes().iter() {
-            let lanes = class.lanes.within(&self.asked.masks);
+            let lanes = class.lanes.within(&self.asked);
             if lanes.mask() == 0 {
                 continue;
             }
@@ -75,9 +80,8 @@ impl RequestSearch<'_, '_> {
     /// The sets of tiers to answer for: the requested set, GPU alone, and GPU with each further
     /// tier added in turn that holds anything.
     fn tier_sets(&self) -> Vec<TierSet> {
-        let present: TierSet = self.model.planes.keys().map(|key| key.tier).collect();
         let mut sets = vec![self.request.tiers];
-        for set in TierSet::cumulative(present) {
+        for set in TierSet::cumulative(self.model.planes.tiers) {
             if !sets.contains(&set) {
                 sets.push(set);
             }

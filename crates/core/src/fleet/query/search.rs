@@ -4,8 +4,6 @@
 //! The index's own keys are computed once, at every unit, and nodes are looked up once for each
 //! unit. `rows` then reads the answer for each rank from the words.
 
-use std::sync::Arc;
-
 use hashbrown::{HashMap, HashSet};
 
 use super::prompt_keys::PromptKeys;
@@ -46,8 +44,8 @@ pub(in crate::fleet) struct RequestSearch<'a, 'p> {
     pub(in crate::fleet) model: &'a mut Model,
     /// The request.
     pub(in crate::fleet) request: &'a ResolvedRequest<'p>,
-    /// The requested columns.
-    pub(in crate::fleet) asked: Arc<AskedColumns>,
+    /// The requested columns: their bits, by word of the planes.
+    pub(in crate::fleet) asked: Vec<u64>,
     /// The request's media.
     media: Vec<MediaMark>,
     /// The keys made so far, one for each unit and lookahead.
@@ -69,7 +67,7 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     pub(in crate::fleet) fn new(model: &'a mut Model, request: &'a ResolvedRequest<'p>) -> Self {
         let salt = model.marks.salt(request.prompt.salt);
         let media = MediaMark::of(&model.marks, &request.prompt);
-        let asked = Arc::new(AskedColumns::new(&request.columns, model.ranks.len()));
+        let asked = masks(&request.columns, model.ranks.len());
         Self {
             model,
             request,
@@ -189,8 +187,8 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
         tiers: TierSet,
         doubted: bool,
     ) -> Vec<u64> {
-        let nodes = &self.prompt_keys[class_query.keys].nodes;
-        let mut out = vec![0; nodes.len()];
+        let keys = &self.prompt_keys[class_query.keys];
+        let mut out = vec![0; keys.nodes.len()];
         for (word, bits) in class_query.class.lanes.words() {
             for tier in tiers.iter() {
                 for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
@@ -203,9 +201,9 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
                     };
                     let planes = &self.model.planes;
                     match (planes.find(key), &bits) {
-                        (Some(plane), None) => planes.gather(plane, nodes, &mut out),
+                        (Some(plane), None) => planes.gather(plane, &keys.runs, &mut out),
                         (Some(plane), Some(bits)) => {
-                            planes.gather_bits(plane, nodes, bits, &mut out);
+                            planes.gather_bits(plane, &keys.runs, bits, &mut out);
                         }
                         (None, _) => {}
                     }
@@ -273,24 +271,11 @@ impl<'a, 'p> RequestSearch<'a, 'p> {
     }
 }
 
-/// Which columns are requested, by word, and where each of them first appears in the answer.
-pub(in crate::fleet) struct AskedColumns {
-    /// For each word of the planes, the bits of the requested columns.
-    pub(in crate::fleet) masks: Vec<u64>,
-    /// For each column, the first row of the answer that belongs to it.
-    pub(in crate::fleet) positions: Vec<usize>,
-}
-
-impl AskedColumns {
-    fn new(columns: &[usize], num_columns: usize) -> Self {
-        let mut asked = Self {
-            masks: vec![0; num_columns.div_ceil(64)],
-            positions: vec![0; num_columns],
-        };
-        for (position, &column) in columns.iter().enumerate().rev() {
-            asked.masks[column / 64] |= 1 << (column % 64);
-            asked.positions[column] = position;
-        }
-        asked
+/// The bits of these columns, by word.
+fn masks(columns: &[usize], num_columns: usize) -> Vec<u64> {
+    let mut masks = vec![0; num_columns.div_ceil(64)];
+    for column in columns {
+        masks[column / 64] |= 1 << (column % 64);
     }
+    masks
 }
