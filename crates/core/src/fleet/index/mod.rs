@@ -27,8 +27,8 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::fleet::ingest::intake::Intake;
 use crate::fleet::model::Model;
-use crate::fleet::pod::Member;
 use crate::fleet::pod::pods::Pods;
+use crate::fleet::pod::{Member, Pod};
 use crate::fleet::query::answer::{Answer, Row};
 use crate::fleet::query::prompt_keys::RequestKeys;
 use crate::fleet::query::request::{CanonicalBlocks, ResolvedRequest, ScoreRequest, Strategy};
@@ -298,7 +298,7 @@ impl Index {
         let pods = (self.pods.in_order()).filter(|p| p.spec.model == request.model);
         let roster = model
             .roster
-            .get_or_insert_with(|| pods.flat_map(|pod| pod.members()).collect());
+            .get_or_insert_with(|| pods.flat_map(Pod::members).collect());
         Ok(Arc::clone(roster))
     }
 

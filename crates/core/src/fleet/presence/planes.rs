@@ -455,14 +455,16 @@ mod tests {
     #[test]
     fn a_run_ends_with_its_page_and_where_the_next_node_is_another() {
         let page = u32::try_from(PAGE).expect("a small page");
+        let (last, next) = (page - 1, page);
         let ids = [
-            page - 2,
-            page - 1,
-            page,
+            last - 1,
+            last,
+            next,
             u32::MAX,
-            page + 1,
-            page + 3,
-            page + 2,
+            next + 1,
+            next + 3,
+            next + 2,
+            3,
         ];
         let nodes = ids.map(|id| (id != u32::MAX).then_some(NodeId(id)));
         let runs = NodeRun::of(&nodes);
@@ -473,6 +475,7 @@ mod tests {
             (4, 1, 1, 1),
             (5, 1, 3, 1),
             (6, 1, 2, 1),
+            (7, 0, 3, 1),
         ];
         assert_eq!(runs.collect::<Vec<_>>(), expected);
     }
