@@ -334,8 +334,8 @@ impl PlacesRead {
         let placeholders = slots.channels.of_placeholders();
         slots.channels = Channels::of(&keys, &placeholders, shared.planes, column.word)
             .expect("keys that were read");
-        let none = OwnHashes::new(slots.own.spread());
-        let read = std::mem::replace(&mut slots.own, none).all;
+        let spread = slots.own.spread();
+        let read = std::mem::replace(&mut slots.own, OwnHashes::new(spread)).all;
         let mut last = None;
         for some in read.chunks(AT_ONCE) {
             let placed = some.iter().filter(|hash| hash.place & LIMBO == 0);
