@@ -495,8 +495,7 @@ OF_RECOVERY: Final = (
         (
             "tests/unit/recovery/test_with_copies.py"
             "::test_copies_of_copies_are_garbage_and_each_block_is_told_once",
-            "tests/ghost/test_faults.py"
-            "::test_what_was_copied_when_its_source_is_called_garbage_in_the_same_report_is_garbage",
+            "tests/ghost/test_faults.py::test_a_copy_is_garbage_exactly_if_its_source_was",
         ),
     ),
     Mutant(

@@ -460,7 +460,7 @@ ROUTES: Final = (
         at_once=never_at_once, body=PodBody,
         answers={200: answers.PodChange, 201: answers.PodChange},
         errors=("malformed_body", "body_too_large", "invalid_value",
-                "invalid_topology", "invalid_endpoint", "too_many_pods"),
+                "invalid_topology", "invalid_endpoint", "too_many_pods", "other_shard"),
     ),
     Route(
         method="DELETE", path="/v1/pods/{id}", right="change", handler=delete_pod,
