@@ -92,8 +92,6 @@ class Piece:
 class HostTier:
     """The arena's memory, made piece by piece by a thread of its own from the start on.
 
-    A piece asks the kernel for huge pages: reads around the page cache then come in fewer parts,
-    and copies look up fewer addresses. A start takes longer where memory is in small parts.
     A piece that cannot be pinned is used as it is: copies from and to it are slower, not wrong.
     At the first piece that cannot be made the arena stays as small as it is.
 

@@ -1,7 +1,6 @@
 """A directory as a tier: names, limits, who evicts what, what others do, and hostile entries."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -408,28 +407,6 @@ def test_a_link_in_the_place_of_a_folder_leads_nowhere(directory: Directory, par
         with pytest.raises(NotADirectoryError):
             tier.drop(key(1))
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_a_folder_that_was_replaced_is_found_again_and_none_stays_open(
-    directory: Directory,
-) -> None:
-    tier = directory.open()
-    store(tier, 1, 2)
-    assert (load(tier, 1), load(tier, 2)) == (Status.OK, Status.OK)
-    assert _num_open(directory.path) > 0
-    for record in {directory.file(key(1)), directory.file(key(2))}:
-        moved = record.parent.rename(directory.path / record.name)
-        shutil.copytree(moved, record.parent)
-        shutil.rmtree(moved)
-    assert (load(tier, 1), load(tier, 3)) == (Status.OK, Status.MISS)
-    tier.close()
-    assert _num_open(directory.path) == 0
-
-
-def _num_open(path: Path) -> int:
-    """Return how many descriptors this process has of what is below a path."""
-    links = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if each.is_symlink()]
-    return sum(link.startswith(str(path)) for link in links)
 
 
 def test_a_pipe_in_the_place_of_a_record_keeps_nobody_waiting(directory: Directory) -> None:

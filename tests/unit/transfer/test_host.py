@@ -123,19 +123,6 @@ def test_memory_that_cannot_be_had_leaves_the_arena_smaller_and_says_so(
     host.close()
 
 
-def test_a_kernel_without_huge_pages_has_the_arena_as_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Small(mmap.mmap):
-        def madvise(self, *_: object) -> None:
-            raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(mmap, "mmap", Small)
-    host = made(slots_of(2))
-    assert (host.num_ready_slots, host.failure) == (2, "")
-    host.close()
-
-
 def test_an_arena_that_no_address_space_has_is_a_failure_and_no_crash() -> None:
     slots = HostSlots(used_bytes=(1,), slot_bytes=1 << 62, num_slots=8)
     host = made(slots, piece_bytes=1 << 62)
