@@ -11,7 +11,6 @@ tune. This module copies nothing and decides nothing of what lies in a slot.
 
 import mmap
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol, Self
@@ -221,8 +220,6 @@ def in_pages(size_bytes: int) -> int:
 def _allocated(size_bytes: int) -> NDArray[np.uint8]:
     """Return zeroed memory of this process alone, at a page's border, with all pages there."""
     mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # A kernel without huge pages refuses; only speed depends on them.
-        mapping.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(mapping, np.uint8)
     memory[::PAGE_BYTES] = 0  # A page that comes with its first copy would slow that down.
     return memory

@@ -62,34 +62,6 @@ def folder(names: Sequence[str], parent: int) -> OpenFolder:
     return OpenFolder(descriptor)
 
 
-class OpenFolders:
-    """Folders of one parent that stay open once they were asked for, until `close`.
-
-    A folder that is removed or replaced meanwhile stays the one that was opened: whoever misses a
-    file in it asks `folder`.
-    """
-
-    def __init__(self, parent: int) -> None:
-        self._parent: Final = parent
-        self._descriptors: Final[dict[str, int]] = {}
-
-    def descriptor(self, name: str) -> int:
-        """Return the descriptor of a folder, which stays this object's. Safe from any thread."""
-        known = self._descriptors.get(name)
-        if known is not None:
-            return known
-        mine = os.open(name, _FOLDER, dir_fd=self._parent)
-        first = self._descriptors.setdefault(name, mine)
-        if first != mine:  # Another thread has opened it in the meantime.
-            os.close(mine)
-        return first
-
-    def close(self) -> None:
-        """Close them all; nobody may use one any more."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-
-
 def existing_folder(path: Path) -> OpenFolder:
     """Open a directory that a user names for the time of a `with`; it may be a link."""
     return OpenFolder(os.open(path, _FOLDER & ~os.O_NOFOLLOW))

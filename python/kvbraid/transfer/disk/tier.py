@@ -22,7 +22,6 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.reading import SIZE, check
 from kvbraid.transfer.disk.files import (
     GONE,
-    OpenFolders,
     can_be_direct,
     folder,
     has_no_writer,
@@ -159,7 +158,8 @@ class DiskTier:
         name = record_name(key, payload_bytes)
         shard = shard_of(key)
         try:
-            num_bytes = self._read(shard, name, [header, payload])
+            with folder([shard], self._parent) as place:
+                num_bytes = read_record(place, name, [header, payload], direct=self._is_direct)
         except FileNotFoundError:
             self._forget(FolderPath(self._digest, shard), name)
             return Status.MISS
@@ -215,8 +215,6 @@ class DiskTier:
             raise InvalidValueError(f"{self.directory} may be written by anybody; chmod o-w it")
         self._parent = open_folder(self._digest, self._root)
         self._descriptors.callback(os.close, self._parent)
-        self._shards = OpenFolders(self._parent)
-        self._descriptors.callback(self._shards.close)
         self._is_direct = can_be_direct(self._parent)
         self._try_to_lock()
         self._scan_all()
@@ -377,14 +375,6 @@ class DiskTier:
                 self._note_changes([name], is_there=False)
             known.remove(name, num_bytes)
             self._total -= num_bytes
-
-    def _read(self, shard: str, name: str, buffers: list[memoryview]) -> int:
-        """Read a file of a folder that stays open, or of the one that has replaced it."""
-        with suppress(FileNotFoundError):
-            place = self._shards.descriptor(shard)
-            return read_record(place, name, buffers, direct=self._is_direct)
-        with folder([shard], self._parent) as place:
-            return read_record(place, name, buffers, direct=self._is_direct)
 
     def _write(self, shard: str, name: str, buffers: list[memoryview]) -> None:
         """Write a file unless it is there; make its folder if there is none."""
