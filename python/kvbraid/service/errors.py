@@ -68,7 +68,9 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "not_ready": ErrorKind(503, "wait for the pods named, at most server.ready_after_s seconds"),
     "not_settled": ErrorKind(503, "ask again in a moment; GET /v1/pods has the state of the pod"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
-    "shard_silent": ErrorKind(503, "send it again once GET /readyz has no more of the shard"),
+    "shard_silent": ErrorKind(
+        503, "wait until GET /readyz no longer names the shard, then send the report again"
+    ),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
     "too_many_connections": ErrorKind(503, "close some, or raise limits.connections"),
     "too_many_streams": ErrorKind(503, "close some pages, or raise console.streams"),
