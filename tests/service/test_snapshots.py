@@ -415,7 +415,7 @@ def hung(folder: Path, stderr: TextIO | None = None) -> Iterator[subprocess.Pope
             for number in range(2):
                 engine.publish(stored(100 * number, 8))
                 until(partial(row_of, url), partial(has_come, number))
-            until(saved.read_bytes, lambda saved: b"[[1," in saved)
+            assert until(lambda: saved.exists() and b"[[1," in saved.read_bytes(), bool)
             (folder / "hang").touch()
             assert until((folder / "hung").exists, bool)
             engine.publish(stored(200, 8))  # Batch 0 is in no buffer any more.

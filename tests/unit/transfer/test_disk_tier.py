@@ -1,7 +1,9 @@
 """A directory as a tier: names, limits, who evicts what, what others do, and hostile entries."""
 
 import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from stat import S_IMODE
@@ -235,6 +237,23 @@ def test_a_record_that_was_read_since_it_was_chosen_is_not_evicted(
     store(tier, 99)
     assert len(there(directory) & {0, 1, 2, 3}) == 3
     assert tier.counts().evicted == 1
+
+
+def test_no_thread_finds_a_tier_full_while_others_take_the_room_that_was_made(
+    directory: Directory,
+) -> None:
+    """What a thread knows of the room may be old by the time at which it takes some."""
+    tier = directory.open(max_records=10)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            numbers = [range(start, start + 60) for start in range(0, 240, 60)]
+            statuses = list(threads.map(lambda part: store(tier, *part), numbers))
+    finally:
+        sys.setswitchinterval(before)
+    assert statuses == [[Status.OK] * 60] * 4
+    assert tier.counts().total_bytes <= tier.counts().max_bytes
 
 
 def test_what_is_evicted_before_it_was_seen_was_in_no_sum(directory: Directory) -> None:

@@ -179,7 +179,7 @@ class DiskTier:
         """Scan the folders that have changed, take over a lock that was left, and evict."""
         self._try_to_lock()
         self._scan_all(_NAMES_PER_REFRESH)
-        self._evict_if_above(self._total, is_urgent=True)
+        self._evict_if_above(0, is_urgent=True)
         with self._lock:
             changes = TierChanges.of(self._changes)
             self._changes.clear()
@@ -223,9 +223,14 @@ class DiskTier:
     # Room.
 
     def _reserve(self, num_bytes: int) -> bool:
-        """Take room for a file, if there is some."""
-        total = self._total + num_bytes
-        self._evict_if_above(total, is_urgent=total > self._max_bytes)
+        """Take room for a file; if there is none, make some as long as anything can be evicted."""
+        self._evict_if_above(num_bytes, is_urgent=False)
+        while not self._take(num_bytes):
+            if not self._evict_if_above(num_bytes, is_urgent=True):
+                return False
+        return True
+
+    def _take(self, num_bytes: int) -> bool:
         with self._lock:
             if self._total + num_bytes > self._max_bytes:
                 return False
@@ -233,31 +238,43 @@ class DiskTier:
             self._reserved += num_bytes
             return True
 
-    def _evict_if_above(self, total: int, *, is_urgent: bool) -> None:
-        """Evict if it is this process that does; only what is urgent waits for another thread."""
-        if not self._evicts or total <= _HIGH * self._max_bytes:
-            return
-        coming = total - self._total
-        if self._evicting.acquire(blocking=is_urgent):
-            try:
-                self._evict_down(coming)
-            finally:
-                self._evicting.release()
-
-    def _evict_down(self, coming: int) -> None:
-        """Remove the least recently used records of all namespaces, down to the second mark.
+    def _evict_if_above(self, coming: int, *, is_urgent: bool) -> bool:
+        """Evict if it is this process that does; only what is urgent waits for another thread.
 
         Args:
             coming: The bytes for which there is to be room besides.
+            is_urgent: Whether to wait for another thread that evicts.
+
+        Returns:
+            Whether there may be room now, made here or by another thread.
+        """
+        if not self._evicts:
+            return False
+        if self._total + coming <= _HIGH * self._max_bytes:
+            return True
+        if not self._evicting.acquire(blocking=is_urgent):
+            return False
+        try:
+            return self._evict_down(coming)
+        finally:
+            self._evicting.release()
+
+    def _evict_down(self, coming: int) -> bool:
+        """Remove the least recently used records of all namespaces, down to the second mark.
+
+        Returns:
+            Whether a file was removed, or another thread has made room.
         """
         num_bytes = self._total + coming - int(_LOW * self._max_bytes)
         if num_bytes <= 0:
-            return
+            return True
+        before = self._evicted
         victims = least_recently_used(self._root, num_bytes)
         for place, group in groupby(victims, key=lambda victim: victim.place):
             with suppress(*GONE), folder(place, self._root) as descriptor:
                 for victim in group:
                     self._evict(victim, descriptor)
+        return self._evicted > before
 
     def _evict(self, victim: Victim, descriptor: int) -> None:
         try:
