@@ -69,7 +69,7 @@ class Fleet(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a server: the first one leaves its bytecode, as it does for who has installed it."""
+        """Of a server: the first one leaves its bytecode to those that follow."""
         inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         return {**inherited, "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode")}
 
