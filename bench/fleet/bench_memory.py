@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -59,8 +60,14 @@ def alike(num_pods: int, *, own: bool) -> Iterator[Batch]:
     yield from shared_chain(NUM_BLOCKS // NUM_PODS, num_pods=num_pods)
 
 
-def mixed() -> Iterable[Batch]:
-    """Agents and chats over shared system prompts."""
+def mixed(num_windows: int) -> Iterable[Batch]:
+    """Agents and chats over shared system prompts; each pod has its own hashes."""
+    num_blocks = NUM_BLOCKS // 2 * (1 + num_windows)
+    return Mix(num_blocks, num_windows=num_windows, own_seeds=True)
+
+
+def mixed_in_one() -> Iterable[Batch]:
+    """The same traffic in one group, on pods of one seed."""
     return Mix(NUM_BLOCKS)
 
 
@@ -79,9 +86,9 @@ def live_blocks() -> Iterator[Batch]:
     yield batch(0, prefill_events(Chain.random(np.random.default_rng(6), NUM_LIVE), 0, NUM_LIVE))
 
 
-def absorbed(stream: Stream) -> Growth:
+def absorbed(stream: Stream, *, num_windows: int = 0) -> Growth:
     """Return the growth of a fresh process with our index."""
-    command = [sys.executable, "-m", "bench.fleet.absorb"]
+    command = [sys.executable, "-m", "bench.fleet.absorb", str(num_windows)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None  # Opened as a pipe above.
         assert process.stdout is not None
@@ -196,11 +203,21 @@ ROWS = (
     ),
     Row(
         name="memory_mixed",
-        question="64 pods, agents and chats",
+        question="64 pods with seeds of their own and two groups, agents and chats",
         unit="bytes RSS per (pod, group, block)",
-        ours=bytes_per_entry(absorbed, mixed),
-        rival=bytes_per_entry(rival_absorbed, mixed),
-        target=Target(ours=107),
+        ours=bytes_per_entry(partial(absorbed, num_windows=1), partial(mixed, 1)),
+        # It takes in one group.
+        rival=bytes_per_entry(rival_absorbed, partial(mixed, 0)),
+        target=Target(ours=40),
+        samples=1,
+    ),
+    Row(
+        name="memory_mixed_in_one",
+        question="64 pods of one seed and one group, agents and chats",
+        unit="bytes RSS per (pod, group, block)",
+        ours=bytes_per_entry(absorbed, mixed_in_one),
+        rival=bytes_per_entry(rival_absorbed, mixed_in_one),
+        target=Target(ours=40),
         samples=1,
     ),
     Row(
