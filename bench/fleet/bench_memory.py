@@ -60,15 +60,14 @@ def alike(num_pods: int, *, own: bool) -> Iterator[Batch]:
     yield from shared_chain(NUM_BLOCKS // NUM_PODS, num_pods=num_pods)
 
 
-def mixed(num_windows: int) -> Iterable[Batch]:
-    """Agents and chats over shared system prompts; each pod has its own hashes."""
-    num_blocks = NUM_BLOCKS // 2 * (1 + num_windows)
-    return Mix(num_blocks, num_windows=num_windows, own_seeds=True)
+def mixed() -> Iterable[Batch]:
+    """Agents and chats over shared system prompts, in two groups; each pod has its own hashes."""
+    return Mix(NUM_BLOCKS, num_windows=1, own_seeds=True)
 
 
-def mixed_in_one() -> Iterable[Batch]:
+def mixed_in_one(num_blocks: int = NUM_BLOCKS) -> Iterable[Batch]:
     """The same traffic in one group, on pods of one seed."""
-    return Mix(NUM_BLOCKS)
+    return Mix(num_blocks)
 
 
 def churn_round(number: int) -> Iterator[Batch]:
@@ -205,9 +204,9 @@ ROWS = (
         name="memory_mixed",
         question="64 pods with seeds of their own and two groups, agents and chats",
         unit="bytes RSS per (pod, group, block)",
-        ours=bytes_per_entry(partial(absorbed, num_windows=1), partial(mixed, 1)),
-        # It takes in one group.
-        rival=bytes_per_entry(rival_absorbed, partial(mixed, 0)),
+        ours=bytes_per_entry(partial(absorbed, num_windows=1), mixed),
+        # It takes in one group, and finds no parents where pods have seeds of their own.
+        rival=bytes_per_entry(rival_absorbed, partial(mixed_in_one, NUM_BLOCKS // 2)),
         target=Target(ours=40),
         samples=1,
     ),
