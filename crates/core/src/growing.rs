@@ -20,8 +20,9 @@ pub(crate) struct GrowingTable<E> {
 
 /// A table of so many buckets moves at once, which takes a millisecond.
 const AT_ONCE: usize = 1 << 16;
-/// Buckets that an insertion looks at, at least, while entries move.
-pub(crate) const STRIDE: usize = 8;
+/// Buckets that an insertion looks at, at least, while entries move: about a microsecond. With fewer, both
+/// tables are there for longer.
+pub(crate) const STRIDE: usize = 32;
 
 impl<E: Copy> GrowingTable<E> {
     /// An empty table.
