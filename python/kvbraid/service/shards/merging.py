@@ -37,6 +37,8 @@ Rows: TypeAlias = Mapping[RankId, _Row]
 _POSSIBLE: Final = frozenset({"upper", "soon"})
 """The columns that are not 0 in a row of which nothing is known: all tokens may be there."""
 
+_ROW_BYTES: Final = 4 * len(NUMBERS)
+
 
 @dataclass(frozen=True, eq=False)
 class Asked:
@@ -49,14 +51,16 @@ class Asked:
 
 
 class _Plan(NamedTuple):
-    """How rows become those of one answer: `pick` takes them from all shards' rows in a line.
+    """How rows become those of one answer: picked from all shards' rows in a line.
 
+    `pick` takes what is one object for each row, and `pick_numbers` rows of `_ROW_BYTES` each.
     The place after the last row stands for a row of which nothing is known; `lacking` counts the
     ranks that have it, by the number of their shard.
     """
 
     ranks: tuple[RankId, ...]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    pick_numbers: Callable[[bytes], tuple[bytes, ...]]
     lacking: Mapping[int, int]
 
 
@@ -85,7 +89,9 @@ def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
     unknown = (rank for pods in asked.pods.values() for rank in _ranks(pods))
     places = dict.fromkeys(unknown, place) | places
     names = tuple(sorted(places))
-    return _Plan(names, _picking([places[rank] for rank in names]), lacking)
+    order = [places[rank] for rank in names]
+    rows = [slice(_ROW_BYTES * row, _ROW_BYTES * (row + 1)) for row in order]
+    return _Plan(names, _picking(order), _picking(rows), lacking)
 
 
 def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Merged:
@@ -94,19 +100,30 @@ def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Me
     plan = _plan(asked, tuple((number, told[number].roster) for number in numbers))
     tellers = [told[number] for number in numbers]
     states = chain.from_iterable(teller.states for teller in tellers)
-    columns: dict[str, Any] = {}
-    for at, name in enumerate(NUMBERS):
-        line = array_of(teller.numbers[at] for teller in tellers)
-        line.append(num_tokens if name in _POSSIBLE else 0)
-        columns[name] = plan.pick(line)
+    picked = memoryview(b"".join(plan.pick_numbers(_rows(tellers, num_tokens)))).cast("I")
+    numbers_of = {name: picked[at :: len(NUMBERS)] for at, name in enumerate(NUMBERS)}
     return Merged(
-        Columns(ranks=plan.ranks, states=plan.pick([*states, UNKNOWN]), **columns),
+        Columns(ranks=plan.ranks, states=plan.pick([*states, UNKNOWN]), **numbers_of),
         _seen([teller.seen for teller in tellers], is_whole=set(numbers) >= set(asked.pods)),
         plan.lacking,
     )
 
 
-def _picking(order: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def _rows(tellers: Sequence[ShardColumns], num_tokens: int) -> bytes:
+    """Return the numbers of all rows, row by row, and of one more of which nothing is known.
+
+    So whoever puts them in another order moves whole rows, and makes no object of a number.
+    """
+    num = sum(len(teller.states) for teller in tellers)
+    rows = memoryview(bytearray(_ROW_BYTES * (num + 1))).cast("I")
+    for at, name in enumerate(NUMBERS):
+        column = array_of(teller.numbers[at] for teller in tellers)
+        column.append(num_tokens if name in _POSSIBLE else 0)
+        rows[at :: len(NUMBERS)] = column
+    return rows.tobytes()
+
+
+def _picking(order: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
     if len(order) > 1:
         return itemgetter(*order)
     return lambda line: tuple(line[place] for place in order)

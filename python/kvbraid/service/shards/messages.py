@@ -261,7 +261,7 @@ def read_answer(num_tokens: int, body: bytes) -> ShardColumns:
         states = _states_of(told.states)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, IndexError) as error:
         raise WrongAnswerError(f"no answer of version {VERSION}: {error}") from None
-    if {len(states), *(len(column) / _NARROW for column in told.columns)} != {num}:
+    if len(states) != num or set(map(len, told.columns)) != {_NARROW * num}:
         raise WrongAnswerError("columns of other lengths than the ranks")
     if not are_at_most(b"".join(told.columns), num_tokens * _ones(len(NUMBERS) * num)):
         raise WrongAnswerError(f"numbers above the {num_tokens} tokens that were asked for")
