@@ -73,8 +73,13 @@ class ShardAsker:
             answers = {number: link.take() for number, link in links.items()}
             for number, answer in answers.items():
                 if answer is not None and answer.status == _OK:
-                    with _judging(links[number]):
+                    try:
                         told[number] = read(answer.body)
+                    except (WrongAnswerError, msgspec.MsgspecError) as error:
+                        wrong = f"is no shard of this version: {one_line(str(error))}"
+                        links[number].judge("malformed", wrong)
+                    else:
+                        links[number].judge("answered")
                 elif answer is not None:
                     _note_refusal(links[number], answer.body)
         return told
@@ -115,8 +120,10 @@ class ShardAsker:
     def _asking(self) -> Iterator[None]:
         with self._lock:
             self._send_untold()
-            yield
-            self._send_untold()
+            try:
+                yield
+            finally:
+                self._send_untold()
 
     def _send_untold(self) -> None:
         while self._untold:
@@ -136,17 +143,6 @@ class ShardAsker:
                 else:
                     poll.unregister(number)
                     del waiting[number]
-
-
-@contextlib.contextmanager
-def _judging(link: ShardLink) -> Iterator[None]:
-    """Note whether what is read meanwhile is an answer."""
-    try:
-        yield
-    except (WrongAnswerError, msgspec.MsgspecError) as error:
-        link.judge("malformed", f"is no shard of this version: {one_line(str(error))}")
-    else:
-        link.judge("answered")
 
 
 def _note_refusal(link: ShardLink, body: bytes) -> None:

@@ -21,9 +21,10 @@ from kvbraid.policy.view import RankId
 from kvbraid.service.answers import ExplainAnswer, ExplainRow
 from kvbraid.service.shards.messages import (
     NUMBERS,
-    ShardColumns,
+    ROW_BYTES,
+    ShardRows,
     WrongAnswerError,
-    array_of,
+    numbers_of,
     ranks_of,
 )
 
@@ -36,8 +37,6 @@ Rows: TypeAlias = Mapping[RankId, _Row]
 
 _POSSIBLE: Final = frozenset({"upper", "soon"})
 """The columns that are not 0 in a row of which nothing is known: all tokens may be there."""
-
-_ROW_BYTES: Final = 4 * len(NUMBERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +52,14 @@ class Asked:
 class _Plan(NamedTuple):
     """How rows become those of one answer: picked from all shards' rows in a line.
 
-    `pick` takes what is one object for each row, and `pick_numbers` rows of `_ROW_BYTES` each.
+    `pick` takes one of a sequence for each row, and `pick_rows` the bytes of a row.
     The place after the last row stands for a row of which nothing is known; `lacking` counts the
     ranks that have it, by the number of their shard.
     """
 
     ranks: tuple[RankId, ...]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
-    pick_numbers: Callable[[bytes], tuple[bytes, ...]]
+    pick_rows: Callable[[bytes], tuple[bytes, ...]]
     lacking: Mapping[int, int]
 
 
@@ -90,37 +89,29 @@ def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
     places = dict.fromkeys(unknown, place) | places
     names = tuple(sorted(places))
     order = [places[rank] for rank in names]
-    rows = [slice(_ROW_BYTES * row, _ROW_BYTES * (row + 1)) for row in order]
+    rows = [slice(ROW_BYTES * row, ROW_BYTES * (row + 1)) for row in order]
     return _Plan(names, _picking(order), _picking(rows), lacking)
 
 
-def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Merged:
-    """Merge columns of shards, by their numbers, about so many tokens."""
-    numbers = sorted(told)
-    plan = _plan(asked, tuple((number, told[number].roster) for number in numbers))
-    tellers = [told[number] for number in numbers]
+def merge(asked: Asked, told: Mapping[int, ShardRows], num_tokens: int) -> Merged:
+    """Merge rows of shards, by their numbers, about so many tokens; no number is an object."""
+    shards = sorted(told)
+    plan = _plan(asked, tuple((number, told[number].roster) for number in shards))
+    tellers = [told[number] for number in shards]
     states = chain.from_iterable(teller.states for teller in tellers)
-    picked = memoryview(b"".join(plan.pick_numbers(_rows(tellers, num_tokens)))).cast("I")
-    numbers_of = {name: picked[at :: len(NUMBERS)] for at, name in enumerate(NUMBERS)}
+    rows = b"".join([*(teller.rows for teller in tellers), _unknown_row(num_tokens)])
+    numbers = numbers_of(b"".join(plan.pick_rows(rows)))
+    columns = {name: numbers[at :: len(NUMBERS)] for at, name in enumerate(NUMBERS)}
     return Merged(
-        Columns(ranks=plan.ranks, states=plan.pick([*states, UNKNOWN]), **numbers_of),
-        _seen([teller.seen for teller in tellers], is_whole=set(numbers) >= set(asked.pods)),
+        Columns(ranks=plan.ranks, states=plan.pick([*states, UNKNOWN]), **columns),
+        _seen([teller.seen for teller in tellers], is_whole=set(shards) >= set(asked.pods)),
         plan.lacking,
     )
 
 
-def _rows(tellers: Sequence[ShardColumns], num_tokens: int) -> bytes:
-    """Return the numbers of all rows, row by row, and of one more of which nothing is known.
-
-    So whoever puts them in another order moves whole rows, and makes no object of a number.
-    """
-    num = sum(len(teller.states) for teller in tellers)
-    rows = memoryview(bytearray(_ROW_BYTES * (num + 1))).cast("I")
-    for at, name in enumerate(NUMBERS):
-        column = array_of(teller.numbers[at] for teller in tellers)
-        column.append(num_tokens if name in _POSSIBLE else 0)
-        rows[at :: len(NUMBERS)] = column
-    return rows.tobytes()
+def _unknown_row(num_tokens: int) -> bytes:
+    possible = num_tokens.to_bytes(4, "little")
+    return b"".join(possible if name in _POSSIBLE else bytes(4) for name in NUMBERS)
 
 
 def _picking(order: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
