@@ -3,10 +3,12 @@
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import pytest
+from kvbraid.errors import InvalidValueError
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.fleet.answer import Explanation
 from kvbraid.ids import PodId, PodState
@@ -14,14 +16,19 @@ from kvbraid.service.config import PodConfig
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
 from kvbraid.service.keys import KeyEntry, digest
+from kvbraid.service.replicas import SharedTable
 from kvbraid.service.requests import ReportBody
 from kvbraid.service.sharding import shard_of
+from kvbraid.service.shards.asking import QUESTION, ShardAsker
 from kvbraid.service.shards.merging import read_reasons, unknown_reasons
 from kvbraid.service.shards.messages import (
     ShardQuestion,
     WrongAnswerError,
+    promise_question,
+    prompt_of,
     ranks_of,
     read_answer,
+    score_question,
 )
 
 from tests.service.in_process import TestClient
@@ -132,9 +139,9 @@ def test_a_shard_that_hangs_is_waited_for_once() -> None:
         b"",
         b"\xc1",
         b"no answer",
-        msgspec.msgpack.encode([2, [], b"", [b""] * 7, None]),
-        msgspec.msgpack.encode([1, [["pod-0", 0]], b"\0", [b"\xff" * 4] * 7, None]),
-        msgspec.msgpack.encode([1, [["somebody", 0]], b"\0", [bytes(4)] * 7, None]),
+        msgspec.msgpack.encode([2, [], b"", b"", None]),
+        msgspec.msgpack.encode([1, [["pod-0", 0]], b"\0", b"\xff" * 28, None]),
+        msgspec.msgpack.encode([1, [["somebody", 0]], b"\0", bytes(28), None]),
     ],
 )
 def test_a_shard_that_lies_is_believed_about_nobody(answer: bytes) -> None:
@@ -190,6 +197,27 @@ def test_promises_are_told_withdrawn_and_bounded(monkeypatch: pytest.MonkeyPatch
         assert until(index.num_promised, lambda num: num == 0) == 0
         assert not made.front.withdraw(numbers[0])
         made.shard("pod-0").service.questions.check_integrity()
+
+
+def test_what_is_told_while_others_are_asked_goes_out_although_that_raises() -> None:
+    prompt = prompt_of(PROMPT)
+    told = promise_question(prompt, "run:1", (PodId("pod-0"), 0), 0, sparse_windows=None)
+    with fleet() as made:
+        held(made)
+        number, index = shard_of(PodId("pod-0"), OF), made.shard("pod-0").index
+        table = SharedTable(shards=[server.url for server in made.servers.values()])
+        asker = ShardAsker(table, None, lambda: 0.0)
+
+        def refuse(body: bytes) -> None:
+            asker.tell(number, told)
+            raise InvalidValueError(f"{len(body)} bytes")
+
+        question = score_question(prompt, PROMPT, None, with_seen=False)
+        with closing(asker):
+            until(asker.problems, lambda problems: not problems)
+            with pytest.raises(InvalidValueError):
+                asker.ask(QUESTION, {number: question}, 160, refuse)
+            assert until(index.num_promised, bool) == 1
 
 
 def test_a_promise_of_a_dead_front_ends_by_age() -> None:

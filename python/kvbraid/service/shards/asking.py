@@ -90,15 +90,11 @@ class ShardAsker:
         It is sent before any question that is asked later.
         """
         self._untold.append((number, question))
-        if self._lock.acquire(blocking=False):
-            try:
-                self._send_untold()
-            finally:
-                self._lock.release()
+        self._send_untold()
 
     def problems(self) -> list[str]:
         """Say which shards cannot be asked, or were wrong, and how."""
-        with self._lock:
+        with self._asking():
             for link in self.links.values():
                 link.look()
         told = ((link.name, link.trouble) for link in self.links.values())
@@ -118,14 +114,22 @@ class ShardAsker:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        with self._lock:
-            self._send_untold()
-            try:
+        try:
+            with self._lock:
+                self._send_in_order()
                 yield
-            finally:
-                self._send_untold()
+        finally:
+            self._send_untold()  # What was told meanwhile, also if the block raises.
 
     def _send_untold(self) -> None:
+        """Send what is to be told, unless another thread asks: that one sends it afterwards."""
+        while self._untold and self._lock.acquire(blocking=False):
+            try:
+                self._send_in_order()
+            finally:
+                self._lock.release()
+
+    def _send_in_order(self) -> None:
         while self._untold:
             number, question = self._untold.popleft()
             self.links[number].ask(QUESTION, question, is_waited_for=False)

@@ -109,6 +109,7 @@ def merge(asked: Asked, told: Mapping[int, ShardRows], num_tokens: int) -> Merge
     )
 
 
+@lru_cache(maxsize=16)
 def _unknown_row(num_tokens: int) -> bytes:
     possible = num_tokens.to_bytes(4, "little")
     return b"".join(possible if name in _POSSIBLE else bytes(4) for name in NUMBERS)
