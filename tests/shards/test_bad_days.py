@@ -26,8 +26,8 @@ from kvbraid.service.shards.messages import (
     WrongAnswerError,
     promise_question,
     prompt_of,
-    ranks_of,
     read_answer,
+    read_roster,
     score_question,
 )
 
@@ -411,4 +411,6 @@ def test_a_shard_refuses_what_is_no_question() -> None:
         assert client.post("/v1/shard", content=question).status_code == 413
         made.servers[1].service.limits = narrow
         body = client.post("/v1/shard", content=question).content
-        assert {pod for pod, _ in ranks_of(read_answer(100, body).roster)} >= made.pods_of(1)
+        assert {
+            pod for pod, _ in read_roster(read_answer(100, body).roster).ranks
+        } >= made.pods_of(1)

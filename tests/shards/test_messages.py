@@ -28,9 +28,9 @@ from kvbraid.service.shards.messages import (
     numbers_of,
     promise_question,
     prompt_of,
-    ranks_of,
     read_answer,
     read_question,
+    read_roster,
     score_question,
     withdraw_question,
 )
@@ -128,7 +128,7 @@ def test_all_numbers_are_compared_at_once_as_one_by_one(pairs: list[tuple[int, i
 
 def test_an_answer_comes_back() -> None:
     told = read_answer(17, ANSWER)
-    assert ranks_of(told.roster) == (("a", 0), ("b", 0))
+    assert read_roster(told.roster).ranks == (("a", 0), ("b", 0))
     assert told.states == (PodState.EXACT, PodState.STALE)
     numbers = columns_of(told)
     possible = {name for name, column in numbers.items() if column == [16, 16]}

@@ -19,13 +19,15 @@ from kvbraid.fleet.answer import Seen
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy.view import RankId
 from kvbraid.service.answers import ExplainAnswer, ExplainRow
+from kvbraid.service.shards.kept import Kept
 from kvbraid.service.shards.messages import (
     NUMBERS,
     ROW_BYTES,
     ShardRows,
     WrongAnswerError,
     numbers_of,
-    ranks_of,
+    read_roster,
+    roster_bytes,
 )
 
 UNKNOWN: Final = PodState.DEGRADED
@@ -63,6 +65,10 @@ class _Plan(NamedTuple):
     lacking: Mapping[int, int]
 
 
+_PlanKey: TypeAlias = tuple[Asked, tuple[tuple[int, bytes], ...]]
+"""The pods that are asked about, and what shards say of their ranks, by their numbers."""
+
+
 class Merged(NamedTuple):
     """Columns as those of one index; of `lacking` rows of a shard it has told nothing."""
 
@@ -71,13 +77,13 @@ class Merged(NamedTuple):
     lacking: Mapping[int, int]
 
 
-@lru_cache(maxsize=64)
-def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
+def _plan(key: _PlanKey) -> _Plan:
+    asked, rosters = key
     places: dict[RankId, int] = {}
     place = 0
     for number, roster in rosters:
         known = asked.pods.get(number, {})
-        for rank in ranks_of(roster):
+        for rank in read_roster(roster).ranks:
             if rank[0] in known:
                 places[rank] = place
             place += 1
@@ -93,10 +99,18 @@ def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
     return _Plan(names, _picking(order), _picking(rows), lacking)
 
 
+def _plan_bytes(key: _PlanKey, plan: _Plan) -> int:
+    rosters = b"".join(roster for _, roster in key[1])
+    return 4096 + 2 * roster_bytes(rosters, len(plan.ranks))
+
+
+plan_for: Final = Kept(_plan, _plan_bytes)
+
+
 def merge(asked: Asked, told: Mapping[int, ShardRows], num_tokens: int) -> Merged:
     """Merge rows of shards, by their numbers, about so many tokens; no number is an object."""
     shards = sorted(told)
-    plan = _plan(asked, tuple((number, told[number].roster) for number in shards))
+    plan = plan_for((asked, tuple((number, told[number].roster) for number in shards)))
     tellers = [told[number] for number in shards]
     states = chain.from_iterable(teller.states for teller in tellers)
     rows = b"".join([*(teller.rows for teller in tellers), _unknown_row(num_tokens)])

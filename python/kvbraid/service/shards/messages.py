@@ -17,8 +17,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +30,7 @@ from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy import Promisable
 from kvbraid.policy.view import RankId
+from kvbraid.service.shards.kept import Kept
 
 VERSION: Final = 1
 
@@ -139,9 +139,20 @@ class _RowsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     seen: tuple[_Uint32, Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] | None
 
 
+class Roster(NamedTuple):
+    """The ranks of an answer, and two masks of its rows in a line, read as one number.
+
+    `ones` has a 1 for each number, and `firsts` all bits of the first one of each row.
+    """
+
+    ranks: tuple[RankId, ...]
+    ones: int
+    firsts: int
+
+
 @dataclass(frozen=True, slots=True)
 class ShardRows:
-    """The answer of one shard; `ranks_of` reads the roster, of as many ranks as there are rows.
+    """The answer of one shard; `read_roster` reads the roster, of as many ranks as there are rows.
 
     `rows` are as they were sent; `numbers_of` reads them.
     """
@@ -156,7 +167,6 @@ _NARROW: Final = 4
 _QUESTION: Final = msgspec.msgpack.Decoder(ShardQuestion)
 _ANSWER: Final = msgspec.msgpack.Decoder(_RowsAnswer)
 _RANKS: Final = msgspec.msgpack.Decoder(list[tuple[_AskedPod, _Uint32]])
-_PLACES: Final = {state: place for place, state in enumerate(STATES)}
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -243,7 +253,7 @@ def answer(scores: Promisable) -> bytes:
         (
             VERSION,
             columns.ranks,
-            bytes(map(_PLACES.__getitem__, columns.states)),
+            bytes(map(STATES.index, columns.states)),
             _rows(columns),
             None if seen is None else tuple(seen),  # type: ignore[arg-type]
         )
@@ -259,13 +269,13 @@ def read_answer(num_tokens: int, body: bytes) -> ShardRows:
     try:
         told = _ANSWER.decode(body)
         roster = bytes(told.ranks)
-        num = len(ranks_of(roster))
-        states = _states_of(told.states)
+        ranks, ones, firsts = read_roster(roster)
+        states = read_states(told.states)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, IndexError) as error:
         raise WrongAnswerError(f"no answer of version {VERSION}: {error}") from None
-    if len(states) != num or len(told.rows) != ROW_BYTES * num:
+    if len(states) != len(ranks) or len(told.rows) != ROW_BYTES * len(ranks):
         raise WrongAnswerError("other numbers of states and rows than of ranks")
-    given, ones, firsts = int.from_bytes(told.rows, "little"), _ones(len(NUMBERS) * num), _firsts(num)
+    given = int.from_bytes(told.rows, "little")
     if not are_at_most(given, num_tokens * ones, ones):
         raise WrongAnswerError(f"numbers above the {num_tokens} tokens that were asked for")
     if not are_at_most(given & firsts, given >> 32 & firsts, ones):
@@ -287,34 +297,37 @@ def are_at_most(given: int, limits: int, ones: int) -> bool:
     return not given & tops and ((limits | tops) - given) & tops == tops
 
 
-@lru_cache(maxsize=64)
-def _ones(num: int) -> int:
-    return int.from_bytes(b"\1\0\0\0" * num, "little")
-
-
-@lru_cache(maxsize=64)
-def _firsts(num: int) -> int:
-    """Return a mask of the first number of each row, which is `lower`; `upper` comes next."""
-    return int.from_bytes(b"\xff\xff\xff\xff".ljust(ROW_BYTES, b"\0") * num, "little")
-
-
 def numbers_of(rows: bytes) -> memoryview:
     """Return the numbers of rows in a line; those of a column are `len(NUMBERS)` apart."""
     return _of_little(rows, "I")
 
 
-@lru_cache(maxsize=64)
-def _states_of(told: bytes) -> tuple[PodState, ...]:
+def _read_states(told: bytes) -> tuple[PodState, ...]:
     return tuple(map(STATES.__getitem__, told))
 
 
-@lru_cache(maxsize=256)
-def ranks_of(roster: bytes) -> tuple[RankId, ...]:
-    """Read the ranks of a shard, which are the same until one of its pods comes or goes."""
-    ranks = tuple((PodId(pod), rank) for pod, rank in _RANKS.decode(roster))
-    if len(set(ranks)) < len(ranks):
+def _read_roster(told: bytes) -> Roster:
+    ranks = tuple((PodId(pod), rank) for pod, rank in _RANKS.decode(told))
+    num = len(ranks)
+    if len(set(ranks)) < num:
         raise msgspec.ValidationError("a rank is there twice")
-    return ranks
+    ones = int.from_bytes(b"\1\0\0\0" * len(NUMBERS) * num, "little")
+    firsts = int.from_bytes(b"\xff\xff\xff\xff".ljust(ROW_BYTES, b"\0") * num, "little")
+    return Roster(ranks, ones, firsts)
+
+
+def roster_bytes(told: bytes, num: int) -> int:
+    """Return what a roster of so many ranks takes in memory at most.
+
+    A character of a name may take 4 bytes in place of one; 256 are for the objects of a rank.
+    """
+    return 6 * len(told) + 256 * num
+
+
+read_roster: Final = Kept(_read_roster, lambda told, made: roster_bytes(told, len(made.ranks)))
+"""Reads the ranks of a shard, which are the same until one of its pods comes or goes."""
+
+read_states: Final = Kept(_read_states, lambda told, made: 256 + len(told) + 8 * len(made))
 
 
 def _to_little(request: Request) -> tuple[bytes, int]:
