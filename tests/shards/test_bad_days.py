@@ -12,15 +12,22 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.fleet.answer import Explanation
 from kvbraid.ids import PodId, PodState
+from kvbraid.service.answers import PodRow, PodsAnswer
 from kvbraid.service.config import PodConfig
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
 from kvbraid.service.keys import KeyEntry, digest
+from kvbraid.service.registry import Service
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.requests import ReportBody
 from kvbraid.service.sharding import shard_of
 from kvbraid.service.shards.asking import QUESTION, ShardAsker
-from kvbraid.service.shards.merging import read_reasons, unknown_reasons
+from kvbraid.service.shards.merging import (
+    merge_pods,
+    read_pods,
+    read_reasons,
+    unknown_reasons,
+)
 from kvbraid.service.shards.messages import (
     ShardQuestion,
     WrongAnswerError,
@@ -302,6 +309,70 @@ def test_a_front_answers_every_route_or_names_the_shard_that_does() -> None:
         assert 'kvbraid_shard_questions_total{outcome="answered",shard="2"}' in text
         assert 'kvbraid_shard_questions_total{outcome="malformed",shard="2"} 0.0' in text
         made.servers[1].start()
+
+
+def pod_rows(service: Service) -> dict[str, Any]:
+    answer = TestClient(Application(service)).get("/v1/pods").json()
+    assert answer["memory_bytes"] == service.pods_answer().memory_bytes > 0
+    return {row["pod"]: row for row in answer["pods"]}
+
+
+def test_a_front_shows_what_shards_say_of_their_pods_and_which_are_silent() -> None:
+    with fleet() as made:
+        held(made)
+        theirs = {
+            pod: row
+            for server in made.servers.values()
+            for pod, row in pod_rows(server.service).items()
+        }
+        assert pod_rows(made.service) == theirs
+        assert {theirs[pod]["num_blocks"] for pod in PODS} == {10}
+        own = made.service.pods_answer()
+        assert own.memory_bytes == sum(
+            server.index.memory_bytes() for server in made.servers.values()
+        )
+        made.servers[3].index.remove(PodId(lost := min(made.pods_of(3))))
+        made.servers[2].stop()
+        until(lambda: "is down" in made.front.problem, bool)
+        rows = pod_rows(made.service)
+        for pod, row in rows.items():
+            if pod not in made.pods_of(2) | {lost}:
+                assert row["groups"] == theirs[pod]["groups"]
+                continue
+            why = "does not have it yet" if pod == lost else "is down"
+            assert f"shard {shard_of(PodId(pod), OF)}/3" in row["reason"]
+            assert why in row["reason"]
+            assert (row["state"], row["num_blocks"], row["groups"]) == ("degraded", 0, [])
+        made.servers[2].start()
+
+
+def pods_answer(pod: str, **fields: object) -> PodsAnswer:
+    row = {
+        "pod": pod, "dp_rank": 0, "model": "m", "state": "exact", "reason": "", "messages": 0,
+        "groups": [], "placed": {}, "refused": {}, "hash_function": "", "num_blocks": 7,
+        "memory_bytes": 0, "last_seq": None, "endpoint": None, "replay_endpoint": None,
+        "bind": None,
+    }  # fmt: skip
+    answer = {"pods": [row | fields], "now_s": 100.01, "memory_bytes": 5}
+    return read_pods(msgspec.json.encode(answer))
+
+
+def test_counts_are_those_of_a_pods_own_shard_with_times_of_the_front() -> None:
+    own = msgspec.structs.replace(pods_answer("a", running=2, url="http://a"), now_s=20.0)
+    problem = {"event": "lost", "text": "", "at_s": 90.0}
+    told = pods_answer("a", applied_s=99.0, last_seq=3, running=1, model="n", problem=problem)
+
+    def merged(number: int) -> PodRow:
+        (row,) = merge_pods(own, {number: told}, lambda _: 1, lambda number: f"silent: {number}")
+        return row
+
+    row = merged(1)
+    assert (row.num_blocks, row.last_seq, row.state_s, row.applied_s) == (7, 3, None, 19.0)
+    assert row.problem is not None
+    assert (row.problem.at_s, row.running, row.url, row.model) == (10.0, 2, "http://a", "m")
+    assert merged(2) == msgspec.structs.replace(
+        own.pods[0], state=PodState.DEGRADED, reason="silent: 1"
+    )
 
 
 def test_what_a_shard_does_not_explain_or_note_is_said() -> None:

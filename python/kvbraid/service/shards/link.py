@@ -55,6 +55,7 @@ class ShardTarget(NamedTuple):
     path: str
     content_type: str
     deadlines: int = 1
+    method: str = "POST"
 
 
 class _Expected(NamedTuple):
@@ -132,7 +133,8 @@ class ShardLink:
         self._expected.append(_Expected(is_waited_for, self._asked_at))
         if is_waited_for:
             self._answer, self.is_waited_for = None, True
-        first = f"POST {self._path}{target.path} HTTP/1.1\r\ncontent-type: {target.content_type}"
+        first = f"{target.method} {self._path}{target.path} HTTP/1.1"
+        first += f"\r\ncontent-type: {target.content_type}"
         head = f"{first}\r\n{self._head}{len(body)}\r\n\r\n".encode("ascii")
         self._send(head + body)
         return True

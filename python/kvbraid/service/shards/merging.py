@@ -13,12 +13,13 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from kvbraid.fleet import Bounds, Columns, PodScore
 from kvbraid.fleet.answer import Seen
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy.view import RankId
-from kvbraid.service.answers import ExplainAnswer, ExplainRow
+from kvbraid.service.answers import ExplainAnswer, ExplainRow, PodRow, PodsAnswer
 from kvbraid.service.shards.kept import Kept
 from kvbraid.service.shards.messages import (
     NUMBERS,
@@ -159,6 +160,56 @@ class _ScoreRows(msgspec.Struct):
 _ROWS: Final = msgspec.json.Decoder(_ScoreRows)
 _ROW_NAME: Final = msgspec.json.Decoder(_RowName)
 _REASONS: Final = msgspec.json.Decoder(ExplainAnswer)
+_PODS: Final = msgspec.json.Decoder(PodsAnswer)
+
+_KNOWN_TO_FRONTS: Final = (
+    "model", "url", "drain", "max_running", "running", "waiting", "engine_load",
+)  # fmt: skip
+"""The fields of a pod that a front knows itself: what it may send there, and what it has sent."""
+
+
+def read_pods(body: bytes) -> PodsAnswer:
+    """Read the body of a GET /v1/pods answer.
+
+    Raises:
+        MsgspecError: It is none.
+    """
+    return _PODS.decode(body)
+
+
+def merge_pods(
+    own: PodsAnswer,
+    told: Mapping[int, PodsAnswer],
+    shard_of: Callable[[str], int],
+    unknown: Callable[[int], str],
+) -> list[PodRow]:
+    """Merge a front's rows of pods with those of shards, by their numbers.
+
+    A row of which its shard tells nothing says why: `unknown`.
+    """
+    known = {
+        (row.pod, row.dp_rank, number): row for number, each in told.items() for row in each.pods
+    }
+    rows = []
+    for row in own.pods:
+        number = shard_of(row.pod)
+        found = known.get((row.pod, row.dp_rank, number))
+        if found is None:
+            rows.append(replace(row, state=UNKNOWN, reason=unknown(number)))
+        else:
+            # Rounded: a row shall not change because an answer has taken a little longer.
+            gap_s = round(own.now_s - told[number].now_s, 1)
+            rows.append(_merged_pod(row, found, gap_s))
+    return rows
+
+
+def _merged_pod(own: PodRow, told: PodRow, gap_s: float) -> PodRow:
+    """Return a shard's row, with what the front knows itself, and times by the front's clock."""
+    known = {name: getattr(own, name) for name in _KNOWN_TO_FRONTS}
+    times = {name: getattr(told, name) for name in ("applied_s", "state_s")}
+    later = {name: at_s if at_s is None else at_s + gap_s for name, at_s in times.items()}
+    problem = told.problem and replace(told.problem, at_s=told.problem.at_s + gap_s)
+    return replace(told, problem=problem, **later, **known)
 
 
 def read_rows(body: bytes) -> Rows[msgspec.Raw]:
