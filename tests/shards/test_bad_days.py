@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import msgspec
@@ -206,25 +206,51 @@ def test_promises_are_told_withdrawn_and_bounded(monkeypatch: pytest.MonkeyPatch
         made.shard("pod-0").service.questions.check_integrity()
 
 
+@contextmanager
+def asking(made: Fleet) -> Iterator[ShardAsker]:
+    """Asks the shards of a fleet, without a thread that looks after it, and without deadlines."""
+    table = SharedTable(shards=[server.url for server in made.servers.values()])
+    with closing(ShardAsker(table, None, lambda: 0.0)) as asker:
+        until(asker.problems, lambda problems: not problems)
+        yield asker
+
+
+def refuse(body: bytes) -> None:
+    raise InvalidValueError(f"{len(body)} bytes")
+
+
+QUESTIONS = dict.fromkeys(
+    (1, 2, 3), score_question(prompt_of(PROMPT), PROMPT, None, with_seen=False)
+)
+
+
 def test_what_is_told_while_others_are_asked_goes_out_although_that_raises() -> None:
-    prompt = prompt_of(PROMPT)
-    told = promise_question(prompt, "run:1", (PodId("pod-0"), 0), 0, sparse_windows=None)
-    with fleet() as made:
+    pod, prompt = PodId("pod-0"), prompt_of(PROMPT)
+    told = promise_question(prompt, "run:1", (pod, 0), 0, sparse_windows=None)
+    number = shard_of(pod, OF)
+    with fleet() as made, asking(made) as asker:
         held(made)
-        number, index = shard_of(PodId("pod-0"), OF), made.shard("pod-0").index
-        table = SharedTable(shards=[server.url for server in made.servers.values()])
-        asker = ShardAsker(table, None, lambda: 0.0)
 
-        def refuse(body: bytes) -> None:
+        def tell_and_refuse(body: bytes) -> None:
             asker.tell(number, told)
-            raise InvalidValueError(f"{len(body)} bytes")
+            refuse(body)
 
-        question = score_question(prompt, PROMPT, None, with_seen=False)
-        with closing(asker):
-            until(asker.problems, lambda problems: not problems)
+        with pytest.raises(InvalidValueError):
+            asker.ask(QUESTION, {number: QUESTIONS[number]}, 160, tell_and_refuse)
+        assert until(made.shard("pod-0").index.num_promised, bool) == 1
+
+
+def test_an_answer_that_comes_after_an_error_is_late() -> None:
+    with fleet() as made, asking(made) as asker:
+        held(made)
+        with made.servers[2].hanging():
             with pytest.raises(InvalidValueError):
-                asker.ask(QUESTION, {number: question}, 160, refuse)
-            assert until(index.num_promised, bool) == 1
+                asker.ask(QUESTION, QUESTIONS, 160, refuse)
+            late = until(asker.problems, lambda problems: len(problems) == 1)
+            assert [problem.partition(" (")[0] for problem in late] == ["shard 2/3"]
+            assert asker.ask(QUESTION, QUESTIONS, 160, len).keys() == {1, 3}
+        until(asker.problems, lambda problems: not problems)
+        assert asker.ask(QUESTION, QUESTIONS, 160, len).keys() == {1, 2, 3}
 
 
 def test_a_promise_of_a_dead_front_ends_by_age() -> None:
