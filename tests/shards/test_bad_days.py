@@ -1,8 +1,9 @@
 """Shards that are down, hang, lie or refuse: their pods are bounds, and nothing is an error."""
 
 import logging
+import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -207,10 +208,10 @@ def test_promises_are_told_withdrawn_and_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 @contextmanager
-def asking(made: Fleet) -> Iterator[ShardAsker]:
-    """Asks the shards of a fleet, without a thread that looks after it, and without deadlines."""
+def asking(made: Fleet, clock: Callable[[], float] = lambda: 0.0) -> Iterator[ShardAsker]:
+    """Asks the shards of a fleet, without a thread that looks after it, by a clock that stands."""
     table = SharedTable(shards=[server.url for server in made.servers.values()])
-    with closing(ShardAsker(table, None, lambda: 0.0)) as asker:
+    with closing(ShardAsker(table, None, clock)) as asker:
         until(asker.problems, lambda problems: not problems)
         yield asker
 
@@ -238,6 +239,21 @@ def test_what_is_told_while_others_are_asked_goes_out_although_that_raises() -> 
         with pytest.raises(InvalidValueError):
             asker.ask(QUESTION, {number: QUESTIONS[number]}, 160, tell_and_refuse)
         assert until(made.shard("pod-0").index.num_promised, bool) == 1
+
+
+def test_what_comes_while_another_answer_is_read_is_in_time() -> None:
+    now = [0.0]
+    with fleet() as made, asking(made, lambda: now[0]) as asker:
+        held(made)
+
+        def read(body: bytes) -> int:
+            for link in asker.links.values():
+                if link.is_waited_for:
+                    select.select([link], [], [], 10)
+            now[0] = 1.0  # The shards had 50 ms.
+            return len(body)
+
+        assert asker.ask(QUESTION, QUESTIONS, 160, read).keys() == {1, 2, 3}
 
 
 def test_an_answer_that_comes_after_an_error_is_late() -> None:

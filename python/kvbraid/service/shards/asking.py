@@ -140,16 +140,17 @@ class ShardAsker:
     ) -> Iterator[tuple[int, HttpAnswer | None]]:
         """Yield what each has answered, as soon as it has; None: nothing until the end.
 
-        So an answer is read while others are under way. Whatever becomes of the caller, no link
-        is left with an answer that somebody waits for.
+        So an answer is read while others are under way, and what has come by then is in time.
+        Whatever becomes of the caller, no link is left with an answer that somebody waits for.
         """
         waiting = {link.fileno(): n for n, link in links.items() if link.is_waited_for}
-        left = dict(links)
+        left, left_s = dict(links), 1.0
         poll = select.poll()
         for fileno, number in waiting.items():
             poll.register(fileno, links[number].events)
         try:
-            while waiting and (left_s := end - self._clock()) > 0:
+            while waiting and left_s > 0:
+                left_s = max(0.0, end - self._clock())
                 for fileno, _ in poll.poll(left_s * 1000):
                     number, link = waiting[fileno], links[waiting[fileno]]
                     link.proceed()

@@ -109,7 +109,10 @@ plan_for: Final = Kept(_plan, _plan_bytes)
 
 
 def merge(asked: Asked, told: Mapping[int, ShardRows], num_tokens: int) -> Merged:
-    """Merge rows of shards, by their numbers, about so many tokens; no number is an object."""
+    """Merge rows of shards, by their numbers, about so many tokens.
+
+    Whole rows are moved, and no object is made of a number.
+    """
     shards = sorted(told)
     plan = plan_for((asked, tuple((number, told[number].roster) for number in shards)))
     tellers = [told[number] for number in shards]
