@@ -1,7 +1,8 @@
 """A process that applies a stream from standard input to an index, and says how much it grew.
 
 `bench_memory.py` runs it as a process, so nothing else of the benchmark is in its memory. A frame
-is the pod and the length as little-endian uint32, then the payload.
+is the pod and the length as little-endian uint32, then the payload. The argument is the number of
+windows that pods have beside a group of full attention.
 """
 
 import json
@@ -9,10 +10,13 @@ import os
 import struct
 import sys
 
-from bench.fleet.ours import accounted_bytes, new_index, pod_name
-from bench.fleet.streams import Batch
+from kvbraid.spec import GroupSpec, SpecKind
+
+from bench.fleet.ours import FULL, accounted_bytes, new_index, pod_name
+from bench.fleet.streams import MIX_WINDOW, Batch
 from bench.harness.measure import rss_bytes_of_process
 
+WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=MIX_WINDOW)
 _HEAD = struct.Struct("<II")
 
 
@@ -23,7 +27,7 @@ def frame(message: Batch) -> bytes:
 
 def main() -> None:
     """Apply everything, then print the growth of resident memory."""
-    index = new_index()
+    index = new_index(FULL, *[WINDOW] * int(sys.argv[1]))
     begin = rss_bytes_of_process(os.getpid())
     while head := sys.stdin.buffer.read(_HEAD.size):
         pod, length = _HEAD.unpack(head)

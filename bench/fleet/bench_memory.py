@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -60,8 +61,13 @@ def alike(num_pods: int, *, own: bool) -> Iterator[Batch]:
 
 
 def mixed() -> Iterable[Batch]:
-    """Agents and chats over shared system prompts."""
-    return Mix(NUM_BLOCKS)
+    """Agents and chats over shared system prompts, in two groups; each pod has its own hashes."""
+    return Mix(NUM_BLOCKS, num_windows=1, own_seeds=True)
+
+
+def mixed_in_one(num_blocks: int = NUM_BLOCKS) -> Iterable[Batch]:
+    """The same traffic in one group, on pods of one seed."""
+    return Mix(num_blocks)
 
 
 def churn_round(number: int) -> Iterator[Batch]:
@@ -79,9 +85,9 @@ def live_blocks() -> Iterator[Batch]:
     yield batch(0, prefill_events(Chain.random(np.random.default_rng(6), NUM_LIVE), 0, NUM_LIVE))
 
 
-def absorbed(stream: Stream) -> Growth:
+def absorbed(stream: Stream, *, num_windows: int = 0) -> Growth:
     """Return the growth of a fresh process with our index."""
-    command = [sys.executable, "-m", "bench.fleet.absorb"]
+    command = [sys.executable, "-m", "bench.fleet.absorb", str(num_windows)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None  # Opened as a pipe above.
         assert process.stdout is not None
@@ -196,11 +202,21 @@ ROWS = (
     ),
     Row(
         name="memory_mixed",
-        question="64 pods, agents and chats",
+        question="64 pods with seeds of their own and two groups, agents and chats",
         unit="bytes RSS per (pod, group, block)",
-        ours=bytes_per_entry(absorbed, mixed),
-        rival=bytes_per_entry(rival_absorbed, mixed),
-        target=Target(ours=107),
+        ours=bytes_per_entry(partial(absorbed, num_windows=1), mixed),
+        # It takes in one group, and finds no parents where pods have seeds of their own.
+        rival=bytes_per_entry(rival_absorbed, partial(mixed_in_one, NUM_BLOCKS // 2)),
+        target=Target(ours=40),
+        samples=1,
+    ),
+    Row(
+        name="memory_mixed_in_one",
+        question="64 pods of one seed and one group, agents and chats",
+        unit="bytes RSS per (pod, group, block)",
+        ours=bytes_per_entry(absorbed, mixed_in_one),
+        rival=bytes_per_entry(rival_absorbed, mixed_in_one),
+        target=Target(ours=40),
         samples=1,
     ),
     Row(

@@ -1,8 +1,9 @@
 """Synthetic event streams, as an engine would publish them; the same bytes for every consumer.
 
 Streams are seeded and made on the fly: a generator yields batches in publishing order and keeps
-only what it needs to continue. Blocks have 16 tokens and one full-attention group, so every
-consumer can index them. Events are encoded with msgspec, independently of the measured package.
+only what it needs to continue. Blocks have 16 tokens and one full-attention group unless a stream
+says otherwise, so every consumer can index them. Events are encoded with msgspec, independently of
+the measured package.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ BLOCK: Final = 16
 VOCABULARY: Final = 150_000
 NUM_PODS: Final = 64
 EVENTS_PER_EVENT_BATCH: Final = 8
+MIX_WINDOW: Final = 1_024
 PREFILL_BLOCKS: Final = 128  # An engine stores this many at once: a chunk of 2 048 tokens.
 
 Event = dict[str, Any]
@@ -168,6 +170,17 @@ class _Session:
     held: dict[int, int] = field(default_factory=dict)  # The same for the whole session.
 
 
+def _of_seed(event: Event, pod: int) -> Event:
+    """Return a store as a pod publishes it whose hashes are those of no other pod."""
+    own = (pod + 1) * 0x9E37_79B9_7F4A_7C15 % (1 << 64)
+    parent = event["parent_block_hash"]
+    return {
+        **event,
+        "block_hashes": [block_hash ^ own for block_hash in event["block_hashes"]],
+        "parent_block_hash": None if parent is None else parent ^ own,
+    }
+
+
 @dataclass(slots=True)
 class Mix:
     """Agents and chats over shared system prompts; `sessions` fills as the stream is consumed.
@@ -175,12 +188,15 @@ class Mix:
     There are 12 system prompts of 16 to 256 blocks, chosen by a Zipf law. 24 sessions have 2 100
     blocks; the others are chats, half of whose blocks are one-block decode events. 15 % of the
     chats move to another pod before their last turn; the new pod stores all of the history that it
-    lacks. A pod stores each block once.
+    lacks. A pod stores each block once in each of its groups: one of full attention, and as many
+    windows as `num_windows`. With `own_seeds` no two pods give a block the same hash.
     """
 
     num_stored_blocks: int
     seed: int = 3
     keep_sessions: int = 256
+    num_windows: int = 0
+    own_seeds: bool = False
     sessions: list[Chain] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -188,13 +204,22 @@ class Mix:
         pending: defaultdict[int, list[Event]] = defaultdict(list)
         count = 0
         for pod, event in self._events(rng):
-            pending[pod].append(event)
-            count += len(event["block_hashes"])
-            if len(pending[pod]) == EVENTS_PER_EVENT_BATCH:
+            told = self._of_groups(_of_seed(event, pod) if self.own_seeds else event)
+            pending[pod] += told
+            count += len(told) * len(event["block_hashes"])
+            if len(pending[pod]) >= EVENTS_PER_EVENT_BATCH:
                 yield batch(pod, pending.pop(pod))
             if count >= self.num_stored_blocks:
                 break
         yield from (batch(pod, events) for pod, events in pending.items())
+
+    def _of_groups(self, event: Event) -> list[Event]:
+        window = {
+            "kv_cache_spec_kind": "sliding_window",
+            "kv_cache_spec_sliding_window": MIX_WINDOW,
+        }
+        groups = range(1, self.num_windows + 1)
+        return [event, *({**event, **window, "group_idx": group} for group in groups)]
 
     def _events(self, rng: np.random.Generator) -> Iterator[tuple[int, Event]]:
         prompts = [Chain.random(rng, int(n)) for n in np.geomspace(16, 256, 12)]

@@ -25,6 +25,7 @@ def main() -> int:
         late,
         look_ahead,
         narrowing,
+        pins,
         policies,
         routing,
         routing_page,
@@ -41,6 +42,7 @@ def main() -> int:
         "expected": expected.run,
         "look_ahead": look_ahead.run,
         "fitting": fitting.run,
+        "pins": pins.run,
         "joining": joining.run,
         "routing": partial(routing.run, page=routing_page.page),
     }

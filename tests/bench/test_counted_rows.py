@@ -24,6 +24,7 @@ SLICED_ELSEWHERE: Final = frozenset(
         "memory_hash",
         "memory_shared",
         "memory_mixed",
+        "memory_mixed_in_one",
         "memory_further",
         "memory_churn",
         "policy_sim",  # tests/bench/test_router.py plays its cells.

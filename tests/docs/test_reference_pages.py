@@ -21,6 +21,7 @@ from kvbraid.resume import resume
 from kvbraid.service.config import (
     FleetFile,
     Limits,
+    PodBody,
     PodEntry,
     ServerOptions,
 )
@@ -49,6 +50,12 @@ def names_table(path: Path, type_name: str) -> list[str]:
     table = re.search(forms, path.read_text(), re.DOTALL)
     assert table is not None
     return re.findall(r'(?:= |\(\s*)"(\w+)"', table[0])
+
+
+def test_the_fields_of_a_replica_of_ray_serve_are_listed() -> None:
+    (table,) = tables("ray.md", "What a replica says")
+    told = {field for row in table for field in codes(row[0])}
+    assert told == set(PodBody.__struct_fields__) - {"bind"}  # No replica may give that.
 
 
 def test_the_decoders_reasons_are_listed() -> None:

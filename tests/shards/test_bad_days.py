@@ -1,27 +1,42 @@
 """Shards that are down, hang, lie or refuse: their pods are bounds, and nothing is an error."""
 
 import logging
+import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import msgspec
 import pytest
+from kvbraid.errors import InvalidValueError
 from kvbraid.fleet import FleetIndex, Request
 from kvbraid.fleet.answer import Explanation
 from kvbraid.ids import PodId, PodState
+from kvbraid.service.answers import PodRow, PodsAnswer
 from kvbraid.service.config import PodConfig
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.app import Application
 from kvbraid.service.keys import KeyEntry, digest
+from kvbraid.service.registry import Service
+from kvbraid.service.replicas import SharedTable
 from kvbraid.service.requests import ReportBody
 from kvbraid.service.sharding import shard_of
-from kvbraid.service.shards.merging import read_reasons, unknown_reasons
+from kvbraid.service.shards.asking import QUESTION, ShardAsker
+from kvbraid.service.shards.merging import (
+    merge_pods,
+    read_pods,
+    read_reasons,
+    unknown_reasons,
+)
 from kvbraid.service.shards.messages import (
     ShardQuestion,
     WrongAnswerError,
-    ranks_of,
+    promise_question,
+    prompt_of,
     read_answer,
+    read_roster,
+    score_question,
 )
 
 from tests.service.in_process import TestClient
@@ -132,9 +147,9 @@ def test_a_shard_that_hangs_is_waited_for_once() -> None:
         b"",
         b"\xc1",
         b"no answer",
-        msgspec.msgpack.encode([2, [], b"", [b""] * 7, None]),
-        msgspec.msgpack.encode([1, [["pod-0", 0]], b"\0", [b"\xff" * 4] * 7, None]),
-        msgspec.msgpack.encode([1, [["somebody", 0]], b"\0", [bytes(4)] * 7, None]),
+        msgspec.msgpack.encode([2, [], b"", b"", None]),
+        msgspec.msgpack.encode([1, [["pod-0", 0]], b"\0", b"\xff" * 28, None]),
+        msgspec.msgpack.encode([1, [["somebody", 0]], b"\0", bytes(28), None]),
     ],
 )
 def test_a_shard_that_lies_is_believed_about_nobody(answer: bytes) -> None:
@@ -190,6 +205,68 @@ def test_promises_are_told_withdrawn_and_bounded(monkeypatch: pytest.MonkeyPatch
         assert until(index.num_promised, lambda num: num == 0) == 0
         assert not made.front.withdraw(numbers[0])
         made.shard("pod-0").service.questions.check_integrity()
+
+
+@contextmanager
+def asking(made: Fleet, clock: Callable[[], float] = lambda: 0.0) -> Iterator[ShardAsker]:
+    """Asks the shards of a fleet, without a thread that looks after it, by a clock that stands."""
+    table = SharedTable(shards=[server.url for server in made.servers.values()])
+    with closing(ShardAsker(table, None, clock)) as asker:
+        until(asker.problems, lambda problems: not problems)
+        yield asker
+
+
+def refuse(body: bytes) -> None:
+    raise InvalidValueError(f"{len(body)} bytes")
+
+
+QUESTIONS = dict.fromkeys(
+    (1, 2, 3), score_question(prompt_of(PROMPT), PROMPT, None, with_seen=False)
+)
+
+
+def test_what_is_told_while_others_are_asked_goes_out_although_that_raises() -> None:
+    pod, prompt = PodId("pod-0"), prompt_of(PROMPT)
+    told = promise_question(prompt, "run:1", (pod, 0), 0, sparse_windows=None)
+    number = shard_of(pod, OF)
+    with fleet() as made, asking(made) as asker:
+        held(made)
+
+        def tell_and_refuse(body: bytes) -> None:
+            asker.tell(number, told)
+            refuse(body)
+
+        with pytest.raises(InvalidValueError):
+            asker.ask(QUESTION, {number: QUESTIONS[number]}, 160, tell_and_refuse)
+        assert until(made.shard("pod-0").index.num_promised, bool) == 1
+
+
+def test_what_comes_while_another_answer_is_read_is_in_time() -> None:
+    now = [0.0]
+    with fleet() as made, asking(made, lambda: now[0]) as asker:
+        held(made)
+
+        def read(body: bytes) -> int:
+            for link in asker.links.values():
+                if link.is_waited_for:
+                    select.select([link], [], [], 10)
+            now[0] = 1.0  # The shards had 50 ms.
+            return len(body)
+
+        assert asker.ask(QUESTION, QUESTIONS, 160, read).keys() == {1, 2, 3}
+
+
+def test_an_answer_that_comes_after_an_error_is_late() -> None:
+    with fleet() as made, asking(made) as asker:
+        held(made)
+        with made.servers[2].hanging():
+            with pytest.raises(InvalidValueError):
+                asker.ask(QUESTION, QUESTIONS, 160, refuse)
+            late = until(asker.problems, lambda problems: len(problems) == 1)
+            assert [problem.partition(" (")[0] for problem in late] == ["shard 2/3"]
+            assert asker.ask(QUESTION, QUESTIONS, 160, len).keys() == {1, 3}
+        until(asker.problems, lambda problems: not problems)
+        assert asker.ask(QUESTION, QUESTIONS, 160, len).keys() == {1, 2, 3}
 
 
 def test_a_promise_of_a_dead_front_ends_by_age() -> None:
@@ -274,6 +351,70 @@ def test_a_front_answers_every_route_or_names_the_shard_that_does() -> None:
         assert 'kvbraid_shard_questions_total{outcome="answered",shard="2"}' in text
         assert 'kvbraid_shard_questions_total{outcome="malformed",shard="2"} 0.0' in text
         made.servers[1].start()
+
+
+def pod_rows(service: Service) -> dict[str, Any]:
+    answer = TestClient(Application(service)).get("/v1/pods").json()
+    assert answer["memory_bytes"] == service.pods_answer().memory_bytes > 0
+    return {row["pod"]: row for row in answer["pods"]}
+
+
+def test_a_front_shows_what_shards_say_of_their_pods_and_which_are_silent() -> None:
+    with fleet() as made:
+        held(made)
+        theirs = {
+            pod: row
+            for server in made.servers.values()
+            for pod, row in pod_rows(server.service).items()
+        }
+        assert pod_rows(made.service) == theirs
+        assert {theirs[pod]["num_blocks"] for pod in PODS} == {10}
+        own = made.service.pods_answer()
+        assert own.memory_bytes == sum(
+            server.index.memory_bytes() for server in made.servers.values()
+        )
+        made.servers[3].index.remove(PodId(lost := min(made.pods_of(3))))
+        made.servers[2].stop()
+        until(lambda: "is down" in made.front.problem, bool)
+        rows = pod_rows(made.service)
+        for pod, row in rows.items():
+            if pod not in made.pods_of(2) | {lost}:
+                assert row["groups"] == theirs[pod]["groups"]
+                continue
+            why = "does not have it yet" if pod == lost else "is down"
+            assert f"shard {shard_of(PodId(pod), OF)}/3" in row["reason"]
+            assert why in row["reason"]
+            assert (row["state"], row["num_blocks"], row["groups"]) == ("degraded", 0, [])
+        made.servers[2].start()
+
+
+def pods_answer(pod: str, **fields: object) -> PodsAnswer:
+    row = {
+        "pod": pod, "dp_rank": 0, "model": "m", "state": "exact", "reason": "", "messages": 0,
+        "groups": [], "placed": {}, "refused": {}, "hash_function": "", "num_blocks": 7,
+        "memory_bytes": 0, "last_seq": None, "endpoint": None, "replay_endpoint": None,
+        "bind": None,
+    }  # fmt: skip
+    answer = {"pods": [row | fields], "now_s": 100.01, "memory_bytes": 5}
+    return read_pods(msgspec.json.encode(answer))
+
+
+def test_counts_are_those_of_a_pods_own_shard_with_times_of_the_front() -> None:
+    own = msgspec.structs.replace(pods_answer("a", running=2, url="http://a"), now_s=20.0)
+    problem = {"event": "lost", "text": "", "at_s": 90.0}
+    told = pods_answer("a", applied_s=99.0, last_seq=3, running=1, model="n", problem=problem)
+
+    def merged(number: int) -> PodRow:
+        (row,) = merge_pods(own, {number: told}, lambda _: 1, lambda number: f"silent: {number}")
+        return row
+
+    row = merged(1)
+    assert (row.num_blocks, row.last_seq, row.state_s, row.applied_s) == (7, 3, None, 19.0)
+    assert row.problem is not None
+    assert (row.problem.at_s, row.running, row.url, row.model) == (10.0, 2, "http://a", "m")
+    assert merged(2) == msgspec.structs.replace(
+        own.pods[0], state=PodState.DEGRADED, reason="silent: 1"
+    )
 
 
 def test_what_a_shard_does_not_explain_or_note_is_said() -> None:
@@ -383,4 +524,6 @@ def test_a_shard_refuses_what_is_no_question() -> None:
         assert client.post("/v1/shard", content=question).status_code == 413
         made.servers[1].service.limits = narrow
         body = client.post("/v1/shard", content=question).content
-        assert {pod for pod, _ in ranks_of(read_answer(100, body).roster)} >= made.pods_of(1)
+        assert {
+            pod for pod, _ in read_roster(read_answer(100, body).roster).ranks
+        } >= made.pods_of(1)

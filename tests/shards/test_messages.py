@@ -20,16 +20,17 @@ from kvbraid.service.shards.messages import (
     STATES,
     PromiseQuestion,
     ScoreQuestion,
+    ShardRows,
     WithdrawQuestion,
     WrongAnswerError,
     answer,
     are_at_most,
-    array_of,
+    numbers_of,
     promise_question,
     prompt_of,
-    ranks_of,
     read_answer,
     read_question,
+    read_roster,
     score_question,
     withdraw_question,
 )
@@ -49,11 +50,12 @@ PROMPT = b"\x01\xa1m\xc4\x08\x01\0\0\0\x02\x01\0\0\x04\xa1l\xa1s\xa1k\x91\x93\xa
 SCORE = b"\x9c\xa5score" + PROMPT + b"\x91\xa3gpu\x91\xa1p\xc3"
 PROMISE = b"\x9e\xa7promise" + PROMPT + b"\xa5run:1\xa1p\x02\x10\xc2"
 WITHDRAW = b"\x93\xa8withdraw\x01\x92\xa5run:1\xa5run:2"
-HELD = b"\xc4\x08\x10\0\0\0\0\0\0\0"
-POSSIBLE = b"\xc4\x08\x10\0\0\0\x10\0\0\0"
+NONE = b"\0\0\0\0"
+BLOCK = b"\x10\0\0\0"
 ANSWER = (
-    b"\x95\x01\x92\x92\xa1a\x00\x92\xa1b\x00\xc4\x02\x00\x03\x97"
-    + (HELD + POSSIBLE + HELD + HELD + POSSIBLE + HELD + HELD)
+    b"\x95\x01\x92\x92\xa1a\x00\x92\xa1b\x00\xc4\x02\x00\x03\xc4\x38"
+    + (7 * BLOCK)
+    + (NONE + BLOCK + NONE + NONE + BLOCK + NONE + NONE)
     + b"\x93\x10\x00\x00"
 )
 """Of a prompt of 17 tokens: one pod holds a block of 16, and of another one nothing is known."""
@@ -103,8 +105,9 @@ def test_the_bytes_of_an_answer_are_those_of_version_1() -> None:
     assert scored() == ANSWER
 
 
-def numbers_of(column: bytes) -> list[int]:
-    return list(array_of([column]))
+def columns_of(told: ShardRows) -> dict[str, list[int]]:
+    numbers = numbers_of(told.rows).tolist()
+    return {name: numbers[at :: len(NUMBERS)] for at, name in enumerate(NUMBERS)}
 
 
 _Number = st.one_of(st.integers(0, 3), st.integers(0, (1 << 32) - 1))
@@ -116,17 +119,18 @@ _Limit = st.one_of(st.integers(0, 3), st.integers(0, (1 << 31) - 1))
 @example([((1 << 32) - 1, (1 << 31) - 1)])
 def test_all_numbers_are_compared_at_once_as_one_by_one(pairs: list[tuple[int, int]]) -> None:
     numbers, limits = (
-        b"".join(pair[side].to_bytes(4, "little") for pair in pairs) for side in (0, 1)
+        sum(pair[side] << 32 * place for place, pair in enumerate(pairs)) for side in (0, 1)
     )
-    at_once = are_at_most(numbers, int.from_bytes(limits, "little"))
+    ones = int.from_bytes(b"\1\0\0\0" * len(pairs), "little")
+    at_once = are_at_most(numbers, limits, ones)
     assert at_once == all(number <= limit for number, limit in pairs)
 
 
 def test_an_answer_comes_back() -> None:
     told = read_answer(17, ANSWER)
-    assert ranks_of(told.roster) == (("a", 0), ("b", 0))
+    assert read_roster(told.roster).ranks == (("a", 0), ("b", 0))
     assert told.states == (PodState.EXACT, PodState.STALE)
-    numbers = dict(zip(NUMBERS, map(numbers_of, told.numbers), strict=True))
+    numbers = columns_of(told)
     possible = {name for name, column in numbers.items() if column == [16, 16]}
     assert possible == {"upper", "soon"}
     assert all(numbers[name] == [16, 0] for name in numbers.keys() - possible)
@@ -170,9 +174,10 @@ def test_another_question_is_refused(place: int, value: object) -> None:
     ("place", "value"),
     [
         (0, 2), (1, [["a", 0]]), (1, [["a", 0], ["a", 0]]), (1, [["a", 0], ["", 0]]), (1, "ab"),
-        (2, b"\0"), (2, b"\0\4"), (3, TOLD[3][:6]), (3, [b"\1\0\0\0", *TOLD[3][1:]]),
-        (3, [*TOLD[3][:6], b"\x12\0\0\0\0\0\0\0"]), (3, [b"\x11\0\0\0\0\0\0\0", *TOLD[3][1:]]),
-        (3, [b"\x10\0\0\0\1\0\0", *TOLD[3][1:]]), (4, [-1, 0, 0]), (4, [1]),
+        (2, b"\0"), (2, b"\0\4"), (3, TOLD[3][:28]), (3, TOLD[3][:-1]), (3, [TOLD[3]]),
+        (3, TOLD[3][:-4] + b"\x12\0\0\0"), (3, TOLD[3][:-1] + b"\xff"),
+        (3, b"\x11" + TOLD[3][1:]), (3, TOLD[3][:28] + b"\x11" + TOLD[3][29:]),
+        (4, [-1, 0, 0]), (4, [1]),
     ],
 )  # fmt: skip
 def test_another_answer_is_refused(place: int, value: object) -> None:
@@ -212,7 +217,5 @@ def test_an_answer_of_an_index_is_that_of_its_columns() -> None:
     index.register(PodId("a"), model="m", topology=FULL)
     scores = index.score(Request(model="m", token_ids=range(40)))
     told = read_answer(40, answer(scores))
-    assert [numbers_of(column) for column in told.numbers] == [
-        list(getattr(scores.columns(), name)) for name in NUMBERS
-    ]
+    assert columns_of(told) == {name: list(getattr(scores.columns(), name)) for name in NUMBERS}
     assert told.seen is None

@@ -251,9 +251,10 @@ class Service:
         return rows
 
     def pods_answer(self) -> PodsAnswer:
-        """Return the rows with the time that theirs are compared with."""
+        """Return the rows with the time that theirs are compared with; a front asks its shards."""
         memory_bytes = self.index.memory_bytes()
-        return PodsAnswer(pods=self.rows(), now_s=time.monotonic(), memory_bytes=memory_bytes)
+        own = PodsAnswer(pods=self.rows(), now_s=time.monotonic(), memory_bytes=memory_bytes)
+        return own if self.front is None else self.front.with_counts(own)
 
     def missing(self) -> str:
         """Name the pods without which the service is not ready yet; empty if there are none."""

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from kvbraid.errors import shortened
@@ -160,6 +161,7 @@ def _check_name(header: str, value: bytes, hosts: Collection[str]) -> None:
         raise RefusalError("foreign_host", f"{told}, which is not a name of this machine")
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether only this machine can connect to an address; a name other than localhost may not."""
     if host == "localhost":

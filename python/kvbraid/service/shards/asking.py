@@ -9,7 +9,7 @@ import contextlib
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from kvbraid.errors import InvalidValueError, one_line
 from kvbraid.service.answers import ErrorAnswer
 from kvbraid.service.replicas import SharedTable
-from kvbraid.service.shards.link import ShardLink, ShardTarget
+from kvbraid.service.shards.link import HttpAnswer, ShardLink, ShardTarget
 from kvbraid.service.shards.messages import MESSAGE_PACK, WrongAnswerError, withdraw_question
 
 QUESTION: Final = ShardTarget("/v1/shard", MESSAGE_PACK)
@@ -65,18 +65,24 @@ class ShardAsker:
             InvalidValueError: A shard says that no request can have a value of this one.
         """
         told: dict[int, _Told] = {}
+        refused: dict[int, bytes] = {}
         with self._asking():
             deadlines = target.deadlines * (1 + num_tokens // TOKENS_OF_A_DEADLINE)
             end = self._clock() + self._answer_s * deadlines
             links = {n: self.links[n] for n in bodies if self.links[n].ask(target, bodies[n])}
-            self._wait(links.values(), end)
-            answers = {number: link.take() for number, link in links.items()}
-            for number, answer in answers.items():
+            for number, answer in self._answers(links, end):
                 if answer is not None and answer.status == _OK:
-                    with _judging(links[number]):
+                    try:
                         told[number] = read(answer.body)
+                    except (WrongAnswerError, msgspec.MsgspecError) as error:
+                        wrong = f"is no shard of this version: {one_line(str(error))}"
+                        links[number].judge("malformed", wrong)
+                    else:
+                        links[number].judge("answered")
                 elif answer is not None:
-                    _note_refusal(links[number], answer.body)
+                    refused[number] = answer.body
+            for number, body in refused.items():  # Which may raise, so no answer is left.
+                _note_refusal(links[number], body)
         return told
 
     def tell(self, number: int, question: bytes) -> None:
@@ -85,15 +91,11 @@ class ShardAsker:
         It is sent before any question that is asked later.
         """
         self._untold.append((number, question))
-        if self._lock.acquire(blocking=False):
-            try:
-                self._send_untold()
-            finally:
-                self._lock.release()
+        self._send_untold()
 
     def problems(self) -> list[str]:
         """Say which shards cannot be asked, or were wrong, and how."""
-        with self._lock:
+        with self._asking():
             for link in self.links.values():
                 link.look()
         told = ((link.name, link.trouble) for link in self.links.values())
@@ -113,40 +115,54 @@ class ShardAsker:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        with self._lock:
-            self._send_untold()
-            yield
-            self._send_untold()
+        try:
+            with self._lock:
+                self._send_in_order()
+                yield
+        finally:
+            self._send_untold()  # What was told meanwhile, also if the block raises.
 
     def _send_untold(self) -> None:
+        """Send what is to be told, unless another thread asks: that one sends it afterwards."""
+        while self._untold and self._lock.acquire(blocking=False):
+            try:
+                self._send_in_order()
+            finally:
+                self._lock.release()
+
+    def _send_in_order(self) -> None:
         while self._untold:
             number, question = self._untold.popleft()
             self.links[number].ask(QUESTION, question, is_waited_for=False)
 
-    def _wait(self, links: Iterable[ShardLink], end: float) -> None:
-        waiting = {link.fileno(): link for link in links if link.is_waited_for}
+    def _answers(
+        self, links: Mapping[int, ShardLink], end: float
+    ) -> Iterator[tuple[int, HttpAnswer | None]]:
+        """Yield what each has answered, as soon as it has; None: nothing until the end.
+
+        So an answer is read while others are under way, and what has come by then is in time.
+        Whatever becomes of the caller, no link is left with an answer that somebody waits for.
+        """
+        waiting = {link.fileno(): n for n, link in links.items() if link.is_waited_for}
+        left, left_s = dict(links), 1.0
         poll = select.poll()
-        for number, link in waiting.items():
-            poll.register(number, link.events)
-        while waiting and (left_s := end - self._clock()) > 0:
-            for number, _ in poll.poll(left_s * 1000):
-                waiting[number].proceed()
-                if waiting[number].is_waited_for:
-                    poll.modify(number, waiting[number].events)
-                else:
-                    poll.unregister(number)
-                    del waiting[number]
-
-
-@contextlib.contextmanager
-def _judging(link: ShardLink) -> Iterator[None]:
-    """Note whether what is read meanwhile is an answer."""
-    try:
-        yield
-    except (WrongAnswerError, msgspec.MsgspecError) as error:
-        link.judge("malformed", f"is no shard of this version: {one_line(str(error))}")
-    else:
-        link.judge("answered")
+        for fileno, number in waiting.items():
+            poll.register(fileno, links[number].events)
+        try:
+            while waiting and left_s > 0:
+                left_s = max(0.0, end - self._clock())
+                for fileno, _ in poll.poll(left_s * 1000):
+                    number, link = waiting[fileno], links[waiting[fileno]]
+                    link.proceed()
+                    if link.is_waited_for:
+                        poll.modify(fileno, link.events)
+                    else:
+                        poll.unregister(fileno)
+                        del waiting[fileno]
+                        yield number, left.pop(number).take()
+        finally:
+            late = {number: link.take() for number, link in left.items()}
+        yield from late.items()
 
 
 def _note_refusal(link: ShardLink, body: bytes) -> None:

@@ -23,7 +23,7 @@ from kvbraid.fleet import Columns, Request
 from kvbraid.fleet.answer import Seen
 from kvbraid.ids import PodId, PodState
 from kvbraid.policy.view import RankId
-from kvbraid.service.answers import ExplainRow, IndexRow
+from kvbraid.service.answers import ExplainRow, IndexRow, PodsAnswer
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.replicas import SharedTable
 from kvbraid.service.sharding import shard_of
@@ -34,7 +34,9 @@ from kvbraid.service.shards.merging import (
     Asked,
     Merged,
     merge,
+    merge_pods,
     merge_rows,
+    read_pods,
     read_reasons,
     read_rows,
     unknown_reasons,
@@ -55,7 +57,8 @@ JSON: Final = "application/json"
 ROWS: Final = ShardTarget("/v1/score", JSON)
 REASONS: Final = ShardTarget("/v1/explain", JSON, deadlines=20)
 ROUTED: Final = ShardTarget("/v1/routed", JSON, deadlines=20)
-"""No choice waits for explanations and reports, so a shard has more time for them."""
+PODS: Final = ShardTarget("/v1/pods", JSON, deadlines=20, method="GET")
+"""No choice waits for explanations, reports and counts, so a shard has more time for them."""
 
 LOOK_S: Final = 1.0
 
@@ -155,6 +158,16 @@ class Front:
             for pod, known in sorted(pods.items())
             for dp_rank in range(known.dp_size)
         ]
+
+    def with_counts(self, own: PodsAnswer) -> PodsAnswer:
+        """Ask all shards what they say of their pods, and merge it with a front's own answer.
+
+        `memory_bytes` is that of all shards that have answered.
+        """
+        numbers = {self._shard_of(PodId(row.pod)) for row in own.pods}
+        told = self._others.ask(PODS, dict.fromkeys(numbers, b""), 0, read_pods)
+        rows = merge_pods(own, told, lambda pod: self._shard_of(PodId(pod)), self._silence)
+        return PodsAnswer(rows, own.now_s, sum(each.memory_bytes for each in told.values()))
 
     # ---- questions -------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ class ShardTarget(NamedTuple):
     path: str
     content_type: str
     deadlines: int = 1
+    method: str = "POST"
 
 
 class _Expected(NamedTuple):
@@ -72,6 +73,7 @@ class ShardLink:
         problem: Why it cannot be asked; empty if it can.
         complaint: What was wrong with its last answer.
         counts: What has become of questions.
+        is_waited_for: Whether an answer is to come that somebody waits for.
     """
 
     def __init__(
@@ -121,11 +123,6 @@ class ShardLink:
         """What to wait for."""
         return select.POLLIN | (select.POLLOUT if self._unsent else 0)
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether an answer is to come that somebody waits for."""
-        return not self._is_late and any(each.is_waited_for for each in self._expected)
-
     def ask(self, target: ShardTarget, body: bytes, *, is_waited_for: bool = True) -> bool:
         """Ask a question unless the shard is down, or owes an answer; say whether it is asked."""
         self.look()
@@ -135,8 +132,9 @@ class ShardLink:
         self._asked_at = self._clock()
         self._expected.append(_Expected(is_waited_for, self._asked_at))
         if is_waited_for:
-            self._answer = None
-        first = f"POST {self._path}{target.path} HTTP/1.1\r\ncontent-type: {target.content_type}"
+            self._answer, self.is_waited_for = None, True
+        first = f"{target.method} {self._path}{target.path} HTTP/1.1"
+        first += f"\r\ncontent-type: {target.content_type}"
         head = f"{first}\r\n{self._head}{len(body)}\r\n\r\n".encode("ascii")
         self._send(head + body)
         return True
@@ -159,13 +157,14 @@ class ShardLink:
 
     def proceed(self) -> None:
         """Send and read as much as goes without waiting."""
-        self._send()
+        if self._unsent:
+            self._send(b"")
         self._receive()
 
     def take(self) -> HttpAnswer | None:
         """Return the answer to the last question; None: nobody waits for it any more."""
         if self.is_waited_for:
-            self._is_late, self.problem = True, "is late"
+            self.is_waited_for, self._is_late, self.problem = False, True, "is late"
         if self._answer is None:
             self.counts["late" if self._is_late else "down"] += 1
         return self._answer
@@ -186,10 +185,8 @@ class ShardLink:
         self._socket = self._made = None
         self.problem = "is not asked any more"
 
-    def _send(self, more: bytes = b"") -> None:
+    def _send(self, more: bytes) -> None:
         """Send what is left, and more, as much as goes without waiting."""
-        if not self._unsent and not more:
-            return
         left = memoryview(self._unsent + more if self._unsent else more)
         try:
             while left and self._socket is not None:
@@ -234,6 +231,7 @@ class ShardLink:
                 self._is_late, self.problem = False, ""
             else:
                 self._answer = HttpAnswer(self._parser.get_status_code(), bytes(self._body))
+                self.is_waited_for = False
         self._body = bytearray()
 
     # ---- connecting ------------------------------------------------------------------------
@@ -246,7 +244,7 @@ class ShardLink:
         self.problem = problem
         self._unsent, self._body = b"", bytearray()
         self._expected: deque[_Expected] = deque()  # The answers to come.
-        self._is_late = False
+        self._is_late = self.is_waited_for = False
         self._parser = httptools.HttpResponseParser(self)
         threading.Thread(target=self._connect, name="kvbraid-shard", daemon=True).start()
 

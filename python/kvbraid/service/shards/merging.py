@@ -13,18 +13,22 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from kvbraid.fleet import Bounds, Columns, PodScore
 from kvbraid.fleet.answer import Seen
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy.view import RankId
-from kvbraid.service.answers import ExplainAnswer, ExplainRow
+from kvbraid.service.answers import ExplainAnswer, ExplainRow, PodRow, PodsAnswer
+from kvbraid.service.shards.kept import Kept
 from kvbraid.service.shards.messages import (
     NUMBERS,
-    ShardColumns,
+    ROW_BYTES,
+    ShardRows,
     WrongAnswerError,
-    array_of,
-    ranks_of,
+    numbers_of,
+    read_roster,
+    roster_bytes,
 )
 
 UNKNOWN: Final = PodState.DEGRADED
@@ -49,15 +53,21 @@ class Asked:
 
 
 class _Plan(NamedTuple):
-    """How rows become those of one answer: `pick` takes them from all shards' rows in a line.
+    """How rows become those of one answer: picked from all shards' rows in a line.
 
+    `pick` takes one of a sequence for each row, and `pick_rows` the bytes of a row.
     The place after the last row stands for a row of which nothing is known; `lacking` counts the
     ranks that have it, by the number of their shard.
     """
 
     ranks: tuple[RankId, ...]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    pick_rows: Callable[[bytes], tuple[bytes, ...]]
     lacking: Mapping[int, int]
+
+
+_PlanKey: TypeAlias = tuple[Asked, tuple[tuple[int, bytes], ...]]
+"""The pods that are asked about, and what shards say of their ranks, by their numbers."""
 
 
 class Merged(NamedTuple):
@@ -68,13 +78,13 @@ class Merged(NamedTuple):
     lacking: Mapping[int, int]
 
 
-@lru_cache(maxsize=64)
-def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
+def _plan(key: _PlanKey) -> _Plan:
+    asked, rosters = key
     places: dict[RankId, int] = {}
     place = 0
     for number, roster in rosters:
         known = asked.pods.get(number, {})
-        for rank in ranks_of(roster):
+        for rank in read_roster(roster).ranks:
             if rank[0] in known:
                 places[rank] = place
             place += 1
@@ -85,28 +95,45 @@ def _plan(asked: Asked, rosters: tuple[tuple[int, bytes], ...]) -> _Plan:
     unknown = (rank for pods in asked.pods.values() for rank in _ranks(pods))
     places = dict.fromkeys(unknown, place) | places
     names = tuple(sorted(places))
-    return _Plan(names, _picking([places[rank] for rank in names]), lacking)
+    order = [places[rank] for rank in names]
+    rows = [slice(ROW_BYTES * row, ROW_BYTES * (row + 1)) for row in order]
+    return _Plan(names, _picking(order), _picking(rows), lacking)
 
 
-def merge(asked: Asked, told: Mapping[int, ShardColumns], num_tokens: int) -> Merged:
-    """Merge columns of shards, by their numbers, about so many tokens."""
-    numbers = sorted(told)
-    plan = _plan(asked, tuple((number, told[number].roster) for number in numbers))
-    tellers = [told[number] for number in numbers]
+def _plan_bytes(key: _PlanKey, plan: _Plan) -> int:
+    rosters = b"".join(roster for _, roster in key[1])
+    return 4096 + 2 * roster_bytes(rosters, len(plan.ranks))
+
+
+plan_for: Final = Kept(_plan, _plan_bytes)
+
+
+def merge(asked: Asked, told: Mapping[int, ShardRows], num_tokens: int) -> Merged:
+    """Merge rows of shards, by their numbers, about so many tokens.
+
+    Whole rows are moved, and no object is made of a number.
+    """
+    shards = sorted(told)
+    plan = plan_for((asked, tuple((number, told[number].roster) for number in shards)))
+    tellers = [told[number] for number in shards]
     states = chain.from_iterable(teller.states for teller in tellers)
-    columns: dict[str, Any] = {}
-    for at, name in enumerate(NUMBERS):
-        line = array_of(teller.numbers[at] for teller in tellers)
-        line.append(num_tokens if name in _POSSIBLE else 0)
-        columns[name] = plan.pick(line)
+    rows = b"".join([*(teller.rows for teller in tellers), _unknown_row(num_tokens)])
+    numbers = numbers_of(b"".join(plan.pick_rows(rows)))
+    columns = {name: numbers[at :: len(NUMBERS)] for at, name in enumerate(NUMBERS)}
     return Merged(
         Columns(ranks=plan.ranks, states=plan.pick([*states, UNKNOWN]), **columns),
-        _seen([teller.seen for teller in tellers], is_whole=set(numbers) >= set(asked.pods)),
+        _seen([teller.seen for teller in tellers], is_whole=set(shards) >= set(asked.pods)),
         plan.lacking,
     )
 
 
-def _picking(order: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+@lru_cache(maxsize=16)
+def _unknown_row(num_tokens: int) -> bytes:
+    possible = num_tokens.to_bytes(4, "little")
+    return b"".join(possible if name in _POSSIBLE else bytes(4) for name in NUMBERS)
+
+
+def _picking(order: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
     if len(order) > 1:
         return itemgetter(*order)
     return lambda line: tuple(line[place] for place in order)
@@ -136,6 +163,56 @@ class _ScoreRows(msgspec.Struct):
 _ROWS: Final = msgspec.json.Decoder(_ScoreRows)
 _ROW_NAME: Final = msgspec.json.Decoder(_RowName)
 _REASONS: Final = msgspec.json.Decoder(ExplainAnswer)
+_PODS: Final = msgspec.json.Decoder(PodsAnswer)
+
+_KNOWN_TO_FRONTS: Final = (
+    "model", "url", "drain", "max_running", "running", "waiting", "engine_load",
+)  # fmt: skip
+"""The fields of a pod that a front knows itself: what it may send there, and what it has sent."""
+
+
+def read_pods(body: bytes) -> PodsAnswer:
+    """Read the body of a GET /v1/pods answer.
+
+    Raises:
+        MsgspecError: It is none.
+    """
+    return _PODS.decode(body)
+
+
+def merge_pods(
+    own: PodsAnswer,
+    told: Mapping[int, PodsAnswer],
+    shard_of: Callable[[str], int],
+    unknown: Callable[[int], str],
+) -> list[PodRow]:
+    """Merge a front's rows of pods with those of shards, by their numbers.
+
+    A row of which its shard tells nothing says why: `unknown`.
+    """
+    known = {
+        (row.pod, row.dp_rank, number): row for number, each in told.items() for row in each.pods
+    }
+    rows = []
+    for row in own.pods:
+        number = shard_of(row.pod)
+        found = known.get((row.pod, row.dp_rank, number))
+        if found is None:
+            rows.append(replace(row, state=UNKNOWN, reason=unknown(number)))
+        else:
+            # Rounded: a row shall not change because an answer has taken a little longer.
+            gap_s = round(own.now_s - told[number].now_s, 1)
+            rows.append(_merged_pod(row, found, gap_s))
+    return rows
+
+
+def _merged_pod(own: PodRow, told: PodRow, gap_s: float) -> PodRow:
+    """Return a shard's row, with what the front knows itself, and times by the front's clock."""
+    known = {name: getattr(own, name) for name in _KNOWN_TO_FRONTS}
+    times = {name: getattr(told, name) for name in ("applied_s", "state_s")}
+    later = {name: at_s if at_s is None else at_s + gap_s for name, at_s in times.items()}
+    problem = told.problem and replace(told.problem, at_s=told.problem.at_s + gap_s)
+    return replace(told, problem=problem, **later, **known)
 
 
 def read_rows(body: bytes) -> Rows[msgspec.Raw]:

@@ -6,31 +6,31 @@
 
     PROMPT    model, tokens, token_bytes, lora, cache_salt, extra_key,
               [[identifier, offset, length], …]
-    answer    MessagePack  [1, [[pod, dp_rank], …], states, [seven columns], [seen…] or nil]
+    answer    MessagePack  [1, [[pod, dp_rank], …], states, rows, [seen…] or nil]
 
-`tokens` and columns are little-endian, of `token_bytes` (4 or 8) and of 4 bytes each. A state is
-the byte that is its place in `STATES`. A column has the place that it has in `Columns`. Invariant:
-what was read is bounded, and its columns are as long as its ranks.
+`tokens` and rows are little-endian, of `token_bytes` (4 or 8) and of 4 bytes for each number. A
+state is the byte that is its place in `STATES`. A row has the numbers of one rank, as `NUMBERS`
+orders them. Invariant: what was read is bounded, and has a row for each of its ranks.
 """
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.fleet import Request
+from kvbraid.fleet import Columns, Request
 from kvbraid.fleet.answer import Seen
 from kvbraid.fleet.fields import refuse_request
 from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.policy import Promisable
 from kvbraid.policy.view import RankId
+from kvbraid.service.shards.kept import Kept
 
 VERSION: Final = 1
 
@@ -42,7 +42,9 @@ STATES: Final = (PodState.EXACT, PodState.REBUILDING, PodState.DEGRADED, PodStat
 NUMBERS: Final = (
     "lower", "upper", "expected", "present", "soon", "expected_soon", "present_soon",
 )  # fmt: skip
-"""The columns of `Columns` that are numbers."""
+"""The columns of `Columns` that are numbers, in the order in which a row has them."""
+
+ROW_BYTES: Final = 4 * len(NUMBERS)
 
 MOST_WITHDRAWN: Final = 4096
 """Promises that one message ends."""
@@ -129,32 +131,42 @@ class WithdrawQuestion(
 ShardQuestion: TypeAlias = ScoreQuestion | PromiseQuestion | WithdrawQuestion
 
 
-class _ColumnsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _RowsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     version: Literal[1]
     ranks: msgspec.Raw
     states: bytes
-    columns: Annotated[list[bytes], Meta(min_length=len(NUMBERS), max_length=len(NUMBERS))]
+    rows: bytes
     seen: tuple[_Uint32, Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardColumns:
-    """The answer of one shard; `ranks_of` reads the roster, of as many ranks as there are rows.
+class Roster(NamedTuple):
+    """The ranks of an answer, and two masks of its rows in a line, read as one number.
 
-    A column of `numbers` is as it was sent; `array_of` reads it.
+    `ones` has a 1 for each number, and `firsts` all bits of the first one of each row.
+    """
+
+    ranks: tuple[RankId, ...]
+    ones: int
+    firsts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """The answer of one shard; `read_roster` reads the roster, of as many ranks as there are rows.
+
+    `rows` are as they were sent; `numbers_of` reads them.
     """
 
     roster: bytes
     states: tuple[PodState, ...]
-    numbers: Sequence[bytes]
+    rows: bytes
     seen: Seen | None
 
 
 _NARROW: Final = 4
 _QUESTION: Final = msgspec.msgpack.Decoder(ShardQuestion)
-_ANSWER: Final = msgspec.msgpack.Decoder(_ColumnsAnswer)
+_ANSWER: Final = msgspec.msgpack.Decoder(_RowsAnswer)
 _RANKS: Final = msgspec.msgpack.Decoder(list[tuple[_AskedPod, _Uint32]])
-_PLACES: Final = {state: place for place, state in enumerate(STATES)}
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -241,14 +253,14 @@ def answer(scores: Promisable) -> bytes:
         (
             VERSION,
             columns.ranks,
-            bytes(map(_PLACES.__getitem__, columns.states)),
-            [_column(getattr(columns, name)) for name in NUMBERS],
+            bytes(map(STATES.index, columns.states)),
+            _rows(columns),
             None if seen is None else tuple(seen),  # type: ignore[arg-type]
         )
     )
 
 
-def read_answer(num_tokens: int, body: bytes) -> ShardColumns:
+def read_answer(num_tokens: int, body: bytes) -> ShardRows:
     """Read the answer to a question about so many tokens; whoever calls bounds its length.
 
     Raises:
@@ -257,58 +269,65 @@ def read_answer(num_tokens: int, body: bytes) -> ShardColumns:
     try:
         told = _ANSWER.decode(body)
         roster = bytes(told.ranks)
-        num = len(ranks_of(roster))
-        states = _states_of(told.states)
+        ranks, ones, firsts = read_roster(roster)
+        states = read_states(told.states)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, IndexError) as error:
         raise WrongAnswerError(f"no answer of version {VERSION}: {error}") from None
-    if {len(states), *(len(column) / _NARROW for column in told.columns)} != {num}:
-        raise WrongAnswerError("columns of other lengths than the ranks")
-    if not are_at_most(b"".join(told.columns), num_tokens * _ones(len(NUMBERS) * num)):
+    if len(states) != len(ranks) or len(told.rows) != ROW_BYTES * len(ranks):
+        raise WrongAnswerError("other numbers of states and rows than of ranks")
+    given = int.from_bytes(told.rows, "little")
+    if not are_at_most(given, num_tokens * ones, ones):
         raise WrongAnswerError(f"numbers above the {num_tokens} tokens that were asked for")
-    if not are_at_most(told.columns[0], int.from_bytes(told.columns[1], "little")):
+    if not are_at_most(given & firsts, given >> 32 & firsts, ones):
         raise WrongAnswerError("a lower bound above its upper one")
     seen = None if told.seen is None else Seen._make(told.seen)
-    return ShardColumns(roster, states, told.columns, seen)
+    return ShardRows(roster, states, told.rows, seen)
 
 
-def are_at_most(numbers: bytes, limits: int) -> bool:
+def are_at_most(given: int, limits: int, ones: int) -> bool:
     """Whether each number, of 4 bytes, is at most its limit, which is below 2**31.
 
-    `limits` has the limits as `numbers` would have them, read as one number. So one subtraction
-    compares all of them, since none borrows from the next one:
+    Both have their numbers in a line, read as one number, and `ones` has a 1 for each of them. So
+    one subtraction compares all of them, since none borrows from the next one:
 
         1 limit     the top bit, which no limit has, stays
       - 0 number    where the number is not above it
     """
-    given, tops = int.from_bytes(numbers, "little"), _ones(len(numbers) // _NARROW) << 31
+    tops = ones << 31
     return not given & tops and ((limits | tops) - given) & tops == tops
 
 
-@lru_cache(maxsize=64)
-def _ones(num: int) -> int:
-    return int.from_bytes(b"\1\0\0\0" * num, "little")
+def numbers_of(rows: bytes) -> memoryview:
+    """Return the numbers of rows in a line; those of a column are `len(NUMBERS)` apart."""
+    return _of_little(rows, "I")
 
 
-def array_of(columns: Iterable[bytes]) -> "array[int]":
-    """Return the numbers of some columns in a line."""
-    line = array("I", b"".join(columns))
-    if sys.byteorder == "big":
-        line.byteswap()
-    return line
-
-
-@lru_cache(maxsize=64)
-def _states_of(told: bytes) -> tuple[PodState, ...]:
+def _read_states(told: bytes) -> tuple[PodState, ...]:
     return tuple(map(STATES.__getitem__, told))
 
 
-@lru_cache(maxsize=256)
-def ranks_of(roster: bytes) -> tuple[RankId, ...]:
-    """Read the ranks of a shard, which are the same until one of its pods comes or goes."""
-    ranks = tuple((PodId(pod), rank) for pod, rank in _RANKS.decode(roster))
-    if len(set(ranks)) < len(ranks):
+def _read_roster(told: bytes) -> Roster:
+    ranks = tuple((PodId(pod), rank) for pod, rank in _RANKS.decode(told))
+    num = len(ranks)
+    if len(set(ranks)) < num:
         raise msgspec.ValidationError("a rank is there twice")
-    return ranks
+    ones = int.from_bytes(b"\1\0\0\0" * len(NUMBERS) * num, "little")
+    firsts = int.from_bytes(b"\xff\xff\xff\xff".ljust(ROW_BYTES, b"\0") * num, "little")
+    return Roster(ranks, ones, firsts)
+
+
+def roster_bytes(told: bytes, num: int) -> int:
+    """Return what a roster of so many ranks takes in memory at most.
+
+    A character of a name may take 4 bytes in place of one; 256 are for the objects of a rank.
+    """
+    return 6 * len(told) + 256 * num
+
+
+read_roster: Final = Kept(_read_roster, lambda told, made: roster_bytes(told, len(made.ranks)))
+"""Reads the ranks of a shard, which are the same until one of its pods comes or goes."""
+
+read_states: Final = Kept(_read_states, lambda told, made: 256 + len(told) + 8 * len(made))
 
 
 def _to_little(request: Request) -> tuple[bytes, int]:
@@ -329,10 +348,13 @@ def _to_little(request: Request) -> tuple[bytes, int]:
     return _little(given), given.itemsize
 
 
-def _column(numbers: Sequence[int]) -> bytes:
-    if isinstance(numbers, memoryview) and numbers.format == "I":
-        return _little(numbers)
-    return _little(memoryview(array("I", numbers)))
+def _rows(columns: Columns) -> bytes:
+    rows = memoryview(bytearray(ROW_BYTES * len(columns.ranks))).cast("I")
+    for at, name in enumerate(NUMBERS):
+        column = getattr(columns, name)
+        is_ready = isinstance(column, memoryview) and column.format == "I"
+        rows[at :: len(NUMBERS)] = column if is_ready else array("I", column)
+    return _little(rows)
 
 
 def _little(numbers: memoryview) -> bytes:

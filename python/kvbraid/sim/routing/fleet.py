@@ -254,7 +254,7 @@ def _replica(
     index = FleetIndex(IndexOptions(secret=bytes(SECRET_BYTES)))
     for name in names:
         index.register(name, model=MODEL, topology=fleet.model.topology, engine=fleet.engine())
-        index.set_state(name, PodState.EXACT)
+        index.set_state(name, PodState.EXACT if fleet.loss < 1 else PodState.STALE)
     policy = rule.make()
     router = Router(
         index,

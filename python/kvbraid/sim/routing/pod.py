@@ -38,7 +38,8 @@ class SimulatedFleet:
         pace: How fast they are.
         retention: Which windows and states they keep.
         delay_s: The seconds from the end of a prefill until the index has its events.
-        loss: The share of messages that get lost for good. The next message tells.
+        loss: The share of messages that get lost for good. The next message tells. With 1,
+            pods are without events.
 
     Raises:
         InvalidValueError: There is no pod, a pool cannot hold anything, or a number is out of

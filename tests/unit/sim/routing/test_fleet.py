@@ -98,11 +98,12 @@ def test_without_loss_an_idle_pod_delivers_exactly_what_was_promised() -> None:
 
 
 def test_a_lost_message_shows_when_the_next_one_comes() -> None:
-    """Every message is lost, so none ever comes, and nothing is known or checked."""
+    """Every message is lost, so none ever comes: what was sent counts, and nothing binds."""
     asks = work(*(ask(number, range(65)) for number in range(3)))
     found = play(asks, fleet(loss=1.0), At(0.0, 10.0, 20.0), COST)
     assert [each.is_settled for each in found] == [True, False, False]
     assert [each.cached for each in found] == [0, 64, 64]
+    assert [each.expected for each in found] == [0, 64, 64]
 
 
 def test_users_wait_for_their_answers() -> None:

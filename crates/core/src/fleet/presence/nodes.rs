@@ -35,7 +35,6 @@ pub(in crate::fleet) struct Place {
 struct Meta {
     boundary: u32,
     refs: u32,
-    matched_at: u32,
 }
 
 /// All nodes of one model.
@@ -44,6 +43,9 @@ pub(in crate::fleet) struct Nodes {
     salts: Mixer,
     keys: Vec<PrefixKey>,
     meta: Vec<Meta>,
+    /// The tick at which a request last matched each node, as far as one was noted: only where memory is
+    /// limited does anyone ask.
+    matched_at: Vec<u32>,
     /// The lookahead part of the identity, for the few nodes that have one.
     ahead: hashbrown::HashMap<u32, u64>,
     /// The salts of the nodes that have one.
@@ -68,6 +70,7 @@ impl Nodes {
             salts: secret.mixer("salts"),
             keys: Vec::new(),
             meta: Vec::new(),
+            matched_at: Vec::new(),
             ahead: hashbrown::HashMap::new(),
             salted: hashbrown::HashMap::new(),
             by_key: KeyTable::new(secret.spread()),
@@ -144,11 +147,11 @@ impl Nodes {
         let meta = Meta {
             boundary: place.boundary,
             refs: 0,
-            matched_at: 0,
         };
         let id = if let Some(id) = self.free.pop() {
             self.keys[id as usize] = key;
             self.meta[id as usize] = meta;
+            self.set_matched(id, 0);
             id
         } else {
             self.keys.push(key);
@@ -319,13 +322,23 @@ impl Nodes {
 
     /// Notes that a request matched the node at this tick.
     pub(in crate::fleet) fn touch(&mut self, node: NodeId, tick: u32) {
-        self.meta[node.0 as usize].matched_at = tick;
+        if self.matched_at.len() < self.keys.len() {
+            self.matched_at.resize(self.keys.len(), 0);
+        }
+        self.set_matched(node.0, tick);
+    }
+
+    fn set_matched(&mut self, id: u32, tick: u32) {
+        if let Some(matched_at) = self.matched_at.get_mut(id as usize) {
+            *matched_at = tick;
+        }
     }
 
     /// The tick at which a request last matched the node; 0 means never.
     #[must_use]
     pub(in crate::fleet) fn matched_at(&self, node: NodeId) -> u32 {
-        self.meta[node.0 as usize].matched_at
+        let matched_at = self.matched_at.get(node.0 as usize);
+        matched_at.copied().unwrap_or(0)
     }
 
     /// How many slots point to the node.
@@ -345,6 +358,7 @@ impl Nodes {
     pub(in crate::fleet) fn idle_bytes(&self) -> usize {
         let each = size_of::<PrefixKey>() + size_of::<Meta>();
         (self.keys.capacity() - self.len()) * each
+            + self.matched_at.capacity().saturating_sub(self.len()) * 4
             + self.free.capacity() * 4
             + self.usual.idle_bytes(self.len())
             + idle_in_table(self.by_key.bytes(), self.by_key.len(), KeyTable::ENTRY)
@@ -364,6 +378,8 @@ impl Nodes {
         self.keys.shrink_to_fit();
         self.meta.truncate(end as usize);
         self.meta.shrink_to_fit();
+        self.matched_at.truncate(end as usize);
+        self.matched_at.shrink_to_fit();
         self.usual.cut_off(end as usize);
         self.free.shrink_to_fit();
         if self.free.is_empty() {
@@ -383,6 +399,7 @@ impl Nodes {
         let to = self.free.pop()?;
         let key = self.keys[from as usize];
         (self.keys[to as usize], self.meta[to as usize]) = (key, meta);
+        self.set_matched(to, self.matched_at(NodeId(from)));
         self.by_key.remove(key, from);
         self.by_key.insert(key, to);
         self.usual.move_to(NodeId(from), NodeId(to));
@@ -400,7 +417,7 @@ impl Nodes {
     pub(in crate::fleet) fn bytes(&self) -> usize {
         self.keys.capacity() * size_of::<PrefixKey>()
             + self.meta.capacity() * size_of::<Meta>()
-            + (self.free.capacity() + self.let_go.capacity()) * 4
+            + (self.matched_at.capacity() + self.free.capacity() + self.let_go.capacity()) * 4
             + self.gone.capacity() * size_of::<PrefixKey>()
             + self.by_key.bytes()
             + self.usual.bytes()
