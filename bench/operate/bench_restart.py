@@ -67,6 +67,12 @@ class Fleet(NamedTuple):
     folder: Path
     pods: str
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a server: the first one leaves its bytecode to those that follow."""
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return {**inherited, "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode")}
+
     def start(self, index: str) -> tuple[float, int]:
         """Start `kvbraid serve` with an `[index]` table, and end it once all pods are exact.
 
@@ -77,7 +83,7 @@ class Fleet(NamedTuple):
         command = [sys.executable, "-m", "kvbraid", "serve", "--config", str(config)]
         command += ["--port", str(port), "--log-level", "error"]
         begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self.environment)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
                 wait_until(partial(answers, client, "/healthz"), what="a server", seconds=_LONG_S)

@@ -52,6 +52,11 @@ impl KeyTable {
         self.entries.find(place(tag), is_it).map(|entry| entry.id)
     }
 
+    /// Fetches from memory what `insert` will write to for a key that was not found.
+    pub(crate) fn fetch(&self, key: u64) {
+        self.entries.fetch(place(self.spread.tag(key)));
+    }
+
     /// Adds the record of a key that is not in the table.
     pub(crate) fn insert(&mut self, key: u64, id: u32) {
         let tag = self.spread.tag(key);

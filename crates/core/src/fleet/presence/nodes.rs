@@ -108,20 +108,30 @@ impl Nodes {
         self.by_key.find(key, has).map(NodeId)
     }
 
-    /// For each hash and the place at which it stands, what `find` and `of_usual` give. These look-ups
-    /// do not depend on each other, so they wait for memory together.
+    /// For each hash and the place at which it stands, what `find` and `of_usual` give; what it takes to
+    /// add those that are not there is fetched. These look-ups do not depend on each other, so they wait
+    /// for memory together.
     pub(in crate::fleet) fn known(
         &self,
-        hashes: impl Iterator<Item = (EngineKey, Place)>,
+        hashes: impl Iterator<Item = (EngineKey, Place)> + Clone,
         mut hint: Option<NodeId>,
     ) -> Vec<(Option<NodeId>, Option<NodeId>)> {
-        let known = hashes.map(|(hash, place)| {
+        let known = hashes.clone().map(|(hash, place)| {
             let usual = self.of_usual(hash, hint);
             let node = self.find(self.key_of(place), hint);
             hint = node.or(hint);
             (node, usual)
         });
-        known.collect()
+        let known: Vec<_> = known.collect();
+        for ((hash, place), (node, usual)) in hashes.zip(&known) {
+            if usual.is_none() {
+                self.usual.fetch(hash);
+            }
+            if node.is_none() {
+                self.by_key.fetch(self.key_of(place));
+            }
+        }
+        known
     }
 
     /// The node of a place, made if there is none. The caller must then `acquire` it.

@@ -52,8 +52,10 @@ impl Slots {
             return;
         };
         let mut shown: SmallVec<[PlaneId; 8]> = SmallVec::new();
-        let held: SmallVec<[ChannelId; 8]> = self.held_channels(slot).collect();
-        for channel in held {
+        // One that was collected would be copied, which waits until all that was written is in the caches.
+        let mut held: SmallVec<[ChannelId; 8]> = SmallVec::new();
+        held.extend(self.held_channels(slot));
+        for &channel in &held {
             let channel = self.channels.get(channel);
             if shown.contains(&channel.plane) {
                 continue;

@@ -77,6 +77,11 @@ impl UsualHashes {
         self.by_hash.find(hash, has).map(NodeId)
     }
 
+    /// Fetches from memory what it takes to make a hash the usual one of a node.
+    pub(super) fn fetch(&self, hash: EngineKey) {
+        self.by_hash.fetch(hash);
+    }
+
     /// The usual hash of a node that has one.
     pub(super) fn of(&self, node: NodeId) -> EngineKey {
         self.all[node.0 as usize].hash()
