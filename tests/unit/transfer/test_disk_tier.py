@@ -1,5 +1,6 @@
 """A directory as a tier: names, limits, who evicts what, what others do, and hostile entries."""
 
+import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -167,6 +168,30 @@ def test_a_start_opens_no_record(directory: Directory, monkeypatch: pytest.Monke
     assert {*directory.open().keys()} == {key(number) for number in range(20)}
     assert opened
     assert not [name for name in opened if parse_record(name)]
+
+
+def test_what_was_taken_for_an_orphan_before_its_writer_had_locked_it_is_written_again(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, other, lock, unlink = directory.open(), directory.open(), fcntl.flock, os.unlink
+
+    def late(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and not other.counts().orphans:  # The writer's.
+            other.refresh()
+        lock(descriptor, how)
+
+    def locked(name: str, dir_fd: int) -> None:
+        file = os.open(name, os.O_RDONLY, dir_fd=dir_fd)
+        with pytest.raises(BlockingIOError):
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(file)
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(os, "unlink", locked)
+    assert store(tier, 1) == [Status.OK]
+    assert other.counts().orphans == 1
+    assert directory.names() == {directory.file(key(1)).name, "evictor.lock"}
 
 
 def test_a_start_removes_what_a_dead_writer_left_and_not_what_is_being_written(

@@ -7,8 +7,8 @@ machine stays up; nothing is synced, since whoever reads verifies. No call follo
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -82,13 +82,8 @@ def write_record(place: int, name: str, buffers: Sequence[memoryview], *, direct
     Raises:
         OSError: It could not be written, and nothing is left of it.
     """
-    temporary = new_temporary()
-    descriptor = os.open(
-        temporary, _WRITE | (os.O_DIRECT if direct else 0), _FILE_MODE, dir_fd=place
-    )
+    temporary, descriptor = _new_file(place, _WRITE | (os.O_DIRECT if direct else 0))
     try:
-        with suppress(OSError):  # Some file systems have no locks; then nothing is an orphan.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         _write_all(descriptor, buffers)
         os.rename(temporary, name, src_dir_fd=place, dst_dir_fd=place)
     except BaseException:
@@ -116,19 +111,18 @@ def read_record(place: int, name: str, buffers: Sequence[memoryview], *, direct:
         os.close(descriptor)
 
 
-def has_no_writer(place: int, name: str) -> bool:
-    """Whether the process that was writing a temporary file has ended."""
+@contextmanager
+def without_writer(place: int, name: str) -> Iterator[bool]:
+    """Whether the process that was writing a temporary file has ended; it may be removed then."""
     try:
         descriptor = os.open(name, READ, dir_fd=place)
     except OSError:
-        return False
+        yield False
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        yield _is_locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(descriptor)
-    return True
 
 
 def can_be_direct(place: int) -> bool:
@@ -149,6 +143,26 @@ def can_be_direct(place: int) -> bool:
     finally:
         os.close(descriptor)
         os.unlink(name, dir_fd=place)
+
+
+def _new_file(place: int, flags: int) -> tuple[str, int]:
+    """Make a temporary file that is locked; return its name, and a descriptor the caller owns."""
+    while True:
+        name = new_temporary()
+        descriptor = os.open(name, flags, _FILE_MODE, dir_fd=place)
+        # Some file systems have no locks; then nothing is an orphan.
+        if not _is_locked(descriptor, fcntl.LOCK_EX) or os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)  # Somebody has locked it first, and removed it as an orphan.
+
+
+def _is_locked(descriptor: int, how: int) -> bool:
+    """Lock a file; return whether that went."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        return False
+    return True
 
 
 def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:

@@ -7,7 +7,7 @@ it is looked at counts as one that was not there.
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -15,7 +15,7 @@ from typing import Final
 
 from kvbraid.errors import InvalidValueError
 from kvbraid.extras import require
-from kvbraid.transfer.disk.files import GONE, READ, existing_folder, folder, has_no_writer
+from kvbraid.transfer.disk.files import GONE, READ, existing_folder, folder, without_writer
 from kvbraid.transfer.disk.folders import FolderPath, places
 from kvbraid.transfer.disk.names import RecordName, is_temporary, parse_record
 from kvbraid.transfer.records import PAGE_BYTES, Header, padded, pages, read_header
@@ -93,12 +93,13 @@ def _inspect_folder(
 ) -> None:
     for name in os.listdir(descriptor):
         record = parse_record(name) if name.startswith(place.shard) else None
-        with suppress(FileNotFoundError):
+        with ExitStack() as locked, suppress(FileNotFoundError):
             if record is not None:
                 status = _status_of(descriptor, place, name, record, verify=verify)
                 is_removable = _count(found, record, status)
             else:
-                is_removable = is_temporary(name) and has_no_writer(descriptor, name)
+                orphan = without_writer(descriptor, name)
+                is_removable = is_temporary(name) and locked.enter_context(orphan)
                 found.orphans += is_removable
             if remove and is_removable:
                 os.unlink(name, dir_fd=descriptor)

@@ -24,9 +24,9 @@ from kvbraid.transfer.disk.files import (
     GONE,
     can_be_direct,
     folder,
-    has_no_writer,
     open_folder,
     read_record,
+    without_writer,
     write_record,
 )
 from kvbraid.transfer.disk.folders import (
@@ -343,8 +343,8 @@ class DiskTier:
             is_own = self._is_own(place)
             found = scan(descriptor, place.shard, changed_ns, with_names=is_own)
             for name in found.temporaries:
-                if has_no_writer(descriptor, name):
-                    with suppress(FileNotFoundError):
+                with without_writer(descriptor, name) as is_orphan, suppress(FileNotFoundError):
+                    if is_orphan:
                         os.unlink(name, dir_fd=descriptor)
                         self._orphans += 1
         with self._lock:
