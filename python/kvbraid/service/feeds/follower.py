@@ -4,11 +4,11 @@ A failure in one feed does not affect the others. This is not thread-safe: `subs
 in one thread and passes on what other threads ask for.
 """
 
-import random
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
@@ -29,6 +29,7 @@ from kvbraid.service.feeds.zmq_environment import ZmqEnvironment
 from kvbraid.service.shared.inbox import LogSource
 
 _AnyLink: TypeAlias = Link | LogLink
+_CHANCE: Final = Random()  # noqa: S311  No secret. Programs may have seeded the global one.
 _CALM_S: Final = 60.0  # A feed that has not failed for this long starts again at once.
 
 
@@ -207,7 +208,7 @@ class Follower:
         if feed.replay_endpoint is None:
             return False
         now = time.monotonic()
-        asks_at = now + random.random() * self._patience.replay_spread_s  # noqa: S311  No secret.
+        asks_at = now + _CHANCE.random() * self._patience.replay_spread_s
         self._replays[feed] = replay = Replay(self._environment, feed, start, asks_at)
         replay.attend(now)
         return True

@@ -9,10 +9,10 @@ such a list may be a lie, since a pod that ends terminates before it vanishes.
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Final
 
 from kvbraid.errors import counted, one_line
@@ -32,6 +32,8 @@ from kvbraid.service.registry import Service
 
 MOST_ENDPOINTS: Final = 16384
 """Of all objects of one table."""
+
+_CHANCE: Final = Random()  # noqa: S311  No secret. Programs may have seeded the global one.
 
 RETRY_S: Final = 0.5
 """Seconds of the first pause. Each further pause is twice as long, and half of each is random."""
@@ -89,7 +91,7 @@ class FollowedTable:
                 _LOGGER.exception("%s could not be followed", self._name)
             is_calm = self._clock() - began >= CALM_S
             self._pause_s = 0.0 if is_calm else min(2 * self._pause_s or RETRY_S, RETRY_MAX_S)
-            is_over.wait(self._pause_s * random.uniform(0.5, 1))  # noqa: S311  No secret.
+            is_over.wait(self._pause_s * _CHANCE.uniform(0.5, 1))
 
     def ask(self) -> None:
         """List the objects if that must be, and follow their changes for one watch.
