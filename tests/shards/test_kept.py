@@ -66,7 +66,7 @@ def test_the_bytes_that_are_accounted_are_taken_at_most(ends: str, rank: int, nu
     asked = Asked({1: dict.fromkeys(map(PodId, names), 1)})
     key = (asked, ((1, told), (2, b"\x90")))
     plan, num_bytes = taken(_plan, key)
-    assert len(plan.ranks) == 2 * num if rank else num
+    assert len(plan.ranks) == (2 * num if rank else num)
     assert num_bytes + 2 * len(told) <= _plan_bytes(key, plan)
     _, num_bytes = taken(_read_states, bytes(num))
     assert num_bytes + num <= read_states._cost(bytes(num), _read_states(bytes(num)))

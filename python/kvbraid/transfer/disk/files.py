@@ -120,7 +120,7 @@ def without_writer(place: int, name: str) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _is_locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield _try_lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(descriptor)
 
@@ -151,13 +151,13 @@ def _new_file(place: int, flags: int) -> tuple[str, int]:
         name = new_temporary()
         descriptor = os.open(name, flags, _FILE_MODE, dir_fd=place)
         # Some file systems have no locks; then nothing is an orphan.
-        if not _is_locked(descriptor, fcntl.LOCK_EX) or os.fstat(descriptor).st_nlink:
+        if not _try_lock(descriptor, fcntl.LOCK_EX) or os.fstat(descriptor).st_nlink:
             return name, descriptor
         os.close(descriptor)  # Somebody has locked it first, and removed it as an orphan.
 
 
-def _is_locked(descriptor: int, how: int) -> bool:
-    """Lock a file; return whether that went."""
+def _try_lock(descriptor: int, how: int) -> bool:
+    """Lock a file if that goes; return whether it is locked."""
     try:
         fcntl.flock(descriptor, how)
     except OSError:
